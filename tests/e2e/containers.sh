@@ -19,35 +19,29 @@ here=$(mktemp -d /tmp/nvshare-containers.XXXXXX)
 tag=nvshare-containers-$$
 device=/etc/cdi/$tag.json
 mkdir -p /etc/cdi
+kubelet=
 clean() {
+    [ -z "$kubelet" ] || kill "$kubelet" || true
     podman ps --all --quiet --filter "label=nvshare-test=$tag" | xargs --no-run-if-empty podman rm --force --time 0 >/dev/null
     podman rmi --force "localhost/$tag" >/dev/null 2>&1 || true
-    rm -rf "$here" "$device"
+    rm -rf "$here" /etc/cdi/"$tag"*.json
 }
 trap clean EXIT
 fail() { echo "FAILED: $*"; podman logs "$tag-scheduler" 2>&1 | tail -20 || true; exit 1; }
 step() { printf '%s\n' "- $*"; }
 
-# A client's image: the workload, the simulated driver, the C library, and a program for musl.
-root=$here/client
-mkdir -p "$root/opt" "$root/usr/lib" "$root/lib" "$root/tmp" "$here"/{run,admin,lib,sim,out}
-cp "$build/nvshare-workload" "$root/opt/"
-cp "$build/libcuda.so" "$root/usr/lib/libcuda.so.1"
-ldd "$build/nvshare-workload" "$build/libcuda.so" | grep -o '/[^ :]*\.so[^ :]*' | grep -v "^$build" | sort -u |
-    while read -r library; do mkdir -p "$root$(dirname "$library")"; cp -L "$library" "$root$library"; done
-# The library may need what newer C libraries have for older programs alone.
-libc=$(dirname "$(ldd "$build/nvshare-workload" | grep -o '/[^ ]*libc\.so\.6')")
-for stub in libpthread.so.0 libdl.so.2 librt.so.1; do cp -L "$libc/$stub" "$root$libc/"; done
+# The client's image has a program for musl as well, and what else the steps need.
+more=$here/client
+mkdir -p "$more"/{opt,lib} "$here"/{run,admin,seats,state,lib,sim,out}
 printf '#include <stdio.h>\nint main(void) { puts("alive"); return 0; }\n' >"$here/alive.c"
-cc -o "$root/opt/alive" "$here/alive.c"
-cc -o "$root/opt/preload" -x c - <<<'#include <stdio.h>
+cc -o "$more/opt/alive" "$here/alive.c"
+cc -o "$more/opt/preload" -x c - <<<'#include <stdio.h>
 #include <stdlib.h>
 int main(void) { puts(getenv("LD_PRELOAD")); return 0; }'
-"$musl" -o "$root/opt/alive-musl" "$here/alive.c"
-cp -L /lib/ld-musl-*.so.1 "$root/lib/"
-cc -shared -fPIC -o "$root/opt/own.so" -x c - <<<'int own(void) { return 1; }'
-printf 'FROM scratch\nCOPY client/ /\n' >"$here/Containerfile"
-podman build --quiet --tag "localhost/$tag" --file "$here/Containerfile" "$here" >/dev/null
+"$musl" -o "$more/opt/alive-musl" "$here/alive.c"
+cp -L /lib/ld-musl-*.so.1 "$more/lib/"
+cc -shared -fPIC -o "$more/opt/own.so" -x c - <<<'int own(void) { return 1; }'
+tests/e2e/workload-image.sh "$build" "localhost/$tag" "$more"
 chmod 777 "$here/sim" "$here/out"
 
 run() { # run NAME OPTIONS… : a container of ours
@@ -62,8 +56,7 @@ client() { # client NAME OPTIONS… -- COMMAND…
     while [ "$1" != -- ]; do options+=("$1"); shift; done
     shift
     run "$name" --user 1000:1000 --volume "$here/lib:/opt/nvshare:ro" --volume "$here/run:/var/run/nvshare:ro" \
-        --volume "$here/sim:/sim" --env NVSIM_DIR=/sim --env NVSIM_MEMORY=1GiB --env NVSIM_SCALE=64 \
-        --env LD_PRELOAD=/opt/nvshare/libnvshare.so "${options[@]}" "localhost/$tag" "$@"
+        --volume "$here/sim:/sim" --env LD_PRELOAD=/opt/nvshare/libnvshare.so "${options[@]}" "localhost/$tag" "$@"
 }
 ctl() { podman exec "$tag-scheduler" nvshare-ctl "$@"; }
 until_true() { # until_true WHAT COMMAND…
@@ -84,7 +77,8 @@ podman rm "$image_root" >/dev/null
 
 step 'the scheduler starts with folders for its sockets alone'
 run scheduler --detach --user 0:0 --volume "$here/run:/var/run/nvshare" --volume "$here/admin:/var/run/nvshare-admin" \
-    "$image" nvshare-scheduler --gpu-memory 1GiB --tq 0.3 --socket /var/run/nvshare/scheduler.sock \
+    --volume "$here/seats:/var/run/nvshare-seats" --volume "$here/state:/var/lib/nvshare" \
+    "$image" nvshare-scheduler --state /var/lib/nvshare/state.toml --gpu-memory 1GiB --tq 0.3 --socket /var/run/nvshare/scheduler.sock \
     --admin-socket /var/run/nvshare-admin/admin.sock >/dev/null
 until_true 'the scheduler answers' ctl status >/dev/null 2>&1
 
@@ -128,7 +122,7 @@ client own --rm --env LD_PRELOAD=/opt/own.so:/opt/nvshare/libnvshare.so -- /opt/
 step 'a container that asks for a device and nothing else'
 dist/bin/nvshare-ctl --socket "$here/run/scheduler.sock" cdi generate --library "$here/lib/libnvshare.so" >"$device"
 # shellcheck disable=SC2086
-run device --detach --user 1000:1000 --device nvshare.com/gpu=all --volume "$here/sim:/sim" --env NVSIM_DIR=/sim --env NVSIM_MEMORY=1GiB --env NVSIM_SCALE=64 \
+run device --detach --user 1000:1000 --device nvshare.com/gpu=all --volume "$here/sim:/sim" \
     --env STOP=/sim/stop-device "localhost/$tag" /opt/nvshare-workload device $job >/dev/null || fail 'the device'
 until_true 'the container is a client' sh -c "[ \$(podman exec $tag-scheduler nvshare-ctl clients --json | grep -c '\"gone\": false') = 1 ]"
 touch "$here/sim/stop-device"
@@ -136,6 +130,64 @@ touch "$here/sim/stop-device"
     fail "the device's variable does not replace the container's own"
 code=$(podman wait "$tag-device")
 [ "$code" = 0 ] || fail "the device's container ended with $code: $(podman logs "$tag-device" 2>&1)"
+
+step 'containers with seats, by the device plugin: each has its name and its limit'
+gpu=GPU-51600000-0000-4000-8000-000000000000
+mkdir -p "$here"/{gpus/card,cdi,etc-cdi,kubelet/kubelet/device-plugins,kubelet/kubelet/pod-resources}
+mkdir -m 777 "$here/sim-seats"
+echo "GPU UUID: $gpu" >"$here/gpus/card/information"
+# As NVIDIA's toolkit describes a GPU. The image has the driver already.
+cat >"$here/etc-cdi/nvidia.json" <<END
+{"cdiVersion": "0.3.0", "kind": "nvidia.com/gpu", "devices": [{"name": "$gpu", "containerEdits": {"mounts":
+    [{"hostPath": "$here/sim-seats", "containerPath": "/sim", "options": ["rw", "bind"]}]}}]}
+END
+"$build/examples/kubelet" "$here/kubelet" "one=$gpu::0" "two=$gpu::1" >"$here/given" &
+kubelet=$!
+run plugin --detach --user 0:0 --volume "$here/kubelet/kubelet:/var/lib/kubelet" --volume "$here/admin:/var/run/nvshare-admin:ro" \
+    --volume "$here/state:/var/lib/nvshare" --volume "$here/cdi:/var/run/cdi" --volume "$here/etc-cdi:/etc/cdi:ro" --volume "$here/gpus:/gpus:ro" \
+    "$image" nvshare-device-plugin --library /usr/lib/nvshare/libnvshare.so --gpu-descriptions /gpus --slots 2 --slot-memory 512MiB \
+    --preload file >/dev/null
+are_given() { [ "$(wc -l <"$here/given")" = 2 ]; }
+until_true 'two seats are given' are_given
+# The folders are elsewhere here.
+sed "s,/var/run/nvshare-seats,$here/seats,; s,/var/lib/nvshare/lib,$here/state/lib," "$here/cdi/nvshare.com-gpu.json" >/etc/cdi/"$tag-seats.json"
+cp "$here/etc-cdi/nvidia.json" /etc/cdi/"$tag-nvidia.json"
+seat() { # seat POD NUMBER OPTIONS… -- COMMAND…: a container with what the kubelet asks the engine for
+    local name=$1 devices=() options=()
+    for word in $(sed -n "$2p" "$here/given"); do devices+=(--device "$word"); done
+    shift 2
+    while [ "$1" != -- ]; do options+=("$1"); shift; done
+    shift
+    run "$name" "${devices[@]}" "${options[@]}" "localhost/$tag" "$@"
+}
+held() { # held POD : the limit of its seat, and how many clients it has
+    ctl status --json | python3 -c "import json, sys
+print(*[(s['seat']['given']['memory'] >> 20, len(s['clients'])) for s in json.load(sys.stdin)['seats'] if s['holder'] and s['holder']['pod'] == '$1'])"
+}
+holds() { [ "$(held "$1" 2>/dev/null)" = "(512, 1)" ]; }
+seat one 1 --detach --user 1000:1000 --tmpfs /tmp:mode=1777 --env STOP=/tmp/stop -- /opt/nvshare-workload one --memory 384MiB --block 64MiB --full-check >/dev/null
+until_true 'the seat has its name, its limit and one client' holds one
+bare='env -i NVSIM_DIR=/sim NVSIM_MEMORY=1GiB NVSIM_SCALE=64 /opt/nvshare-workload second --block 32MiB --steps 2 --full-check --memory'
+limited() { # limited WHAT : a second process of the seat, without any variable of nvshare, has what is left
+    # shellcheck disable=SC2086
+    podman exec "$tag-one" $bare 96MiB >"$here/log" 2>&1 || fail "$1: $(cat "$here/log")"
+    grep -q '"total":536870912' "$here/log" || fail "$1: it sees more than the seat's memory: $(cat "$here/log")"
+    # shellcheck disable=SC2086
+    if podman exec "$tag-one" $bare 192MiB >"$here/log" 2>&1; then fail "$1: more than the seat's memory"; fi
+    grep -q 'CUDA error 2"' "$here/log" || fail "$1: $(cat "$here/log")"
+}
+limited 'at first'
+for shell in "su user -c" "su - user -c"; do
+    # shellcheck disable=SC2086
+    seat two 2 --rm --user 0:0 --cap-add setuid,setgid -- $shell "exec $bare 96MiB" >"$here/log" 2>&1 || fail "$shell: $(cat "$here/log")"
+    grep -q '"total":536870912' "$here/log" || fail "$shell: it sees more than the seat's memory: $(cat "$here/log")"
+done
+podman restart --time 2 "$tag-scheduler" >/dev/null
+until_true 'after a restart of the scheduler the seat has its name, its limit and its client' holds one
+limited 'after a restart of the scheduler'
+podman exec "$tag-one" touch /tmp/stop
+code=$(podman wait "$tag-one")
+[ "$code" = 0 ] || fail "the seat's container ended with $code: $(podman logs "$tag-one" 2>&1)"
 
 step 'without the folder of the sockets, and with one where nobody listens, a program runs alone'
 # Without a scheduler a program gets what is free. The simulated card knows processes by their numbers, which mean another
