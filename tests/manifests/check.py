@@ -522,6 +522,41 @@ DAEMONS = {
 }
 
 
+def check_simulated(root, versions, sources):
+    """The component for nodes without a GPU changes what it says, and nothing else."""
+    documents, _, failures = with_component(root, "simulated")
+    plain, more = render(root, "manifests")
+    if failures + more:
+        yield from failures + more
+        return
+    gpus = [document for document in documents if document["kind"] == "ConfigMap"]
+    documents = [document for document in documents if document["kind"] != "ConfigMap"]
+    if [list(gpu["data"]) for gpu in gpus] != [["information"]]:
+        yield f"manifests/simulated: has {[title(gpu) for gpu in gpus]}, not one ConfigMap with what is said of a GPU"
+    base = {title(document): document for document in plain}
+    for document in documents:
+        for finding in check_schema(document, versions):
+            yield f"manifests/simulated: {title(document)}: {finding}"
+        if document["kind"] != "DaemonSet":
+            continue
+        pod = document["spec"]["template"]["spec"]
+        was = base[title(document)]["spec"]["template"]["spec"]
+        container, before = pod["containers"][0], was["containers"][0]
+        for finding in check_pod({**pod, "affinity": was["affinity"]}):
+            yield f"manifests/simulated: {title(document)}: {finding}"
+        known = sources.plugin_options if before["name"] == "device-plugin" else sources.options
+        for name in options_of(container["args"]).keys() - known:
+            yield f"manifests/simulated: {before['name']} has no option {name}"
+        if "affinity" in pod:
+            yield f"manifests/simulated: {title(document)}: chooses nodes with GPUs"
+        pod["affinity"] = was["affinity"]
+        for place, old, name in ((pod, was, "volumes"), (container, before, "volumeMounts"), (container, before, "args"), (pod, was, "initContainers")):
+            if name in old:
+                del place[name][len(old[name]):]
+    if documents != plain:
+        yield "manifests/simulated: changes more than that"
+
+
 def check(root, versions=VERSIONS):
     """All that is wrong."""
     sources = Sources(root)
@@ -565,7 +600,8 @@ def check(root, versions=VERSIONS):
         if folder == "manifests/examples" and sorted(map(str, limits)) != ["8GiB", "None"]:
             findings.append(f"{folder}: not one pod with NVSHARE_MEM_LIMIT=8GiB and one without: {limits}")
     findings += [*check_kustomization(root), *check_nvml(root, versions), *check_host_memory(root, versions, sources)]
-    return [*findings, *check_features(root, versions, sources), *check_monitoring(root, versions, sources)]
+    findings += [*check_features(root, versions, sources), *check_monitoring(root, versions, sources)]
+    return findings + list(check_simulated(root, versions, sources))
 
 
 def main():

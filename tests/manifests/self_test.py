@@ -13,6 +13,7 @@ KUSTOMIZATION = "manifests/kustomization.yaml"
 PLUGIN = "manifests/device-plugin.yaml"
 NVML = "manifests/nvml/kustomization.yaml"
 HOST_MEMORY = "manifests/host-memory/kustomization.yaml"
+SIMULATED = "manifests/simulated/kustomization.yaml"
 LIMITED = "manifests/examples/limited.yaml"
 UNLIMITED = "manifests/examples/unlimited.yaml"
 CLEAN_UP = "manifests/clean-up/clean-up.yaml"
@@ -70,6 +71,10 @@ BREAKS = [
     ("a clean-up of another version", "manifests/clean-up/kustomization.yaml", "newTag: 0.1.0", "newTag: 0.0.9", "and the workspace is"),
     ("more rights for what waits", CLEAN_UP, "          securityContext: *security\n", "          securityContext: {privileged: true}\n",
      "container done: privileged"),
+    ("the simulated card is not named", KUSTOMIZATION, "#   - simulated", "#   - simulate", "manifests/simulated: has []"),
+    ("a simulated card with more rights", SIMULATED, DROP, DROP + "            privileged: true\n", "container card: privileged"),
+    ("a simulated card by another option", SIMULATED, "--gpu-descriptions", "--gpu-description", "has no option --gpu-description"),
+    ("a simulated card that changes more", SIMULATED, "patches:", "nameSuffix: -x\npatches:", "manifests/simulated"),
     ("host processes", SCHEDULER, "      terminationG", "      hostPID: true\n      terminationG", "hostPID is on"),
     ("host network", LIMITED,
      "  restartPolicy: Never", "  restartPolicy: Never\n  hostNetwork: true", "hostNetwork is on"),
