@@ -1,0 +1,266 @@
+#!/usr/bin/env bash
+# Runs nvshare on a Kubernetes: pods that ask for a slot and for nothing else, restarts under them, and removal. It makes the
+# namespaces nvshare and nvshare-test, and removes them at the end; folders on the nodes stay (manifests/README.md lists them).
+#
+#   tests/e2e/kubernetes.sh IMAGE WORKLOAD           on nodes without a GPU, with the component manifests/simulated
+#   tests/e2e/kubernetes.sh --gpus IMAGE WORKLOAD    on GPUs; $STRATEGY: another --device-list-strategy than cdi-cri
+#
+# IMAGE is that of `cargo image`; WORKLOAD that of tests/e2e/workload-image.sh, on GPUs without the simulated driver. Nodes must
+# have them, or get them by these names. It needs kubectl (1.22), python3, and a cluster: $KUBECONFIG. With $RESTART_KUBELET,
+# a command that restarts the kubelets, that is tried too. tests/e2e/cluster.sh makes a cluster where there is none.
+set -euo pipefail
+gpus=
+[ "${1:-}" != --gpus ] || { gpus=yes; shift; }
+image=${1:?the image} workload=${2:?the image of the workload}
+: "${KUBECONFIG:?the cluster}"
+manifests=$(realpath "$(dirname "$0")/../../manifests")
+here=$(mktemp -d)
+trap 'rm -rf "$here"' EXIT
+begin=$SECONDS
+step() { printf '%3d s  %s\n' $((SECONDS - begin)) "$*"; }
+fail() {
+    echo "FAILED: $*"
+    kubectl get pods --all-namespaces --output wide || true
+    for part in scheduler device-plugin; do kubectl -n nvshare logs "daemonset/nvshare-$part" --tail 15 2>&1 || true; done
+    kubectl -n nvshare-test get events --field-selector type=Warning 2>&1 | tail -5 || true
+    exit 1
+}
+until_true() { # until_true SECONDS WHAT COMMAND…
+    local end=$((SECONDS + $1)) what=$2
+    shift 2
+    until "$@" >/dev/null 2>&1; do
+        [ $SECONDS -lt $end ] || fail "waited in vain: $what"
+        sleep 0.2
+    done
+}
+
+# A card of 1 GiB, for which two programs with 640 MiB take turns, and a container has 768 MiB.
+option() { # option DAEMON OPTION
+    cat <<END
+  - target: {kind: DaemonSet, name: $1}
+    patch: |
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: $2}
+END
+}
+folder=$(realpath --relative-to "$here" "$manifests")
+cat >"$here/kustomization.yaml" <<END
+resources: [$folder]
+components: [$([ "$gpus" ] || echo "$folder/simulated")]
+images:
+  - {name: nvshare, newName: "${image%:*}", newTag: "${image##*:}"}
+  - {name: nvshare-workload, newName: "${workload%:*}", newTag: "${workload##*:}"}
+patches:
+$(option nvshare-scheduler --gpu-memory=1GiB)
+$(option nvshare-scheduler --tq=1)
+$(option nvshare-device-plugin --slot-memory=768MiB)
+$([ -z "$gpus" ] || [ -z "${STRATEGY:-}" ] || option nvshare-device-plugin "--device-list-strategy=$STRATEGY")
+END
+sed -i 's/^components: \[\]$//' "$here/kustomization.yaml"
+apply() {
+    # Old clusters do not know `maxSurge: 0`, which is their way.
+    kubectl apply --validate=false -k "$here" >/dev/null
+    for part in scheduler device-plugin; do
+        kubectl -n nvshare rollout status "daemonset/nvshare-$part" --timeout 120s >/dev/null || fail "the $part does not start"
+    done
+}
+
+# All pods of the test are on one node.
+slots() { kubectl get nodes --output json | python3 -c '
+import json, sys
+nodes = json.load(sys.stdin)["items"]
+slots = {node["metadata"]["name"]: int(node["status"]["allocatable"].get("nvshare.com/gpu", 0)) for node in nodes}
+print(max(slots.items(), key=lambda item: item[1]))' | tr -d "(),'"; }
+has_slots() { [ "$(slots | cut -d ' ' -f 2)" != 0 ]; }
+on_node() { kubectl -n nvshare get pods --selector "app.kubernetes.io/component=$1" --field-selector "spec.nodeName=$node" --output name; }
+# What the scheduler says: a Python expression of `all`, and of `of`, the seat of a pod.
+ask() {
+    kubectl -n nvshare exec "$(on_node scheduler | head -n 1)" --container scheduler -- nvshare-ctl status --json 2>/dev/null | python3 -c '
+import json, sys
+all = json.load(sys.stdin)
+pods = {"/".join(seat["holder"].values()): seat for seat in all["seats"] if seat["holder"]}
+of = lambda pod: pods[f"nvshare-test/{pod}/main"]
+gated = lambda pod: sum(c["counters"]["gated"] for c in all["clients"] if c["client"] in of(pod)["clients"] and not c["gone"])
+turns = sum(gpu["turns"] for gpu in all["gpus"])
+print(eval(sys.argv[1]))' "$1"
+}
+is() { [ "$(ask "$1")" = True ]; }
+
+pod() { # pod NAME LIMITS COMMAND… : the description of a pod, or of a pod in a Job, with what the level restricted demands
+    local name=$1 limits=$2 words
+    shift 2
+    words=$(printf '"%s", ' "$@")
+    cat <<END
+metadata: {name: $name}
+spec:
+  restartPolicy: Never
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: "$node"}
+  tolerations: [{key: nvidia.com/gpu, operator: Exists}]
+  securityContext: {runAsNonRoot: true, runAsUser: 1000, runAsGroup: 1000, seccompProfile: {type: RuntimeDefault}}
+  containers:
+    - name: main
+      image: "$workload"
+      imagePullPolicy: IfNotPresent
+      command: [${words%, }]
+      env: [{name: STOP, value: /tmp/stop}]
+      resources: {requests: {cpu: 10m, memory: 32Mi}, limits: {$limits}}
+      securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: ["ALL"]}}
+      volumeMounts: [{name: tmp, mountPath: /tmp}$([ "$gpus" ] || echo ', {name: card, mountPath: /sim}')]
+  volumes:
+    - {name: tmp, emptyDir: {}}
+$([ "$gpus" ] || echo '    - {name: card, persistentVolumeClaim: {claimName: card}}')
+END
+}
+slot='nvshare.com/gpu: 1'
+start() { # start NAME LIMITS COMMAND…
+    { echo 'apiVersion: v1'; echo 'kind: Pod'; pod "$@"; } | kubectl -n nvshare-test create --filename - >/dev/null
+}
+# The program goes on until it is told to stop; it says when its first kernels are done by a file.
+program() { echo "/opt/nvshare-workload $1 --memory 640MiB --block 64MiB --kernel-us 1000 --full-check"; }
+inside() { kubectl -n nvshare-test exec "$@" 2>/dev/null; }
+first_kernel() { # first_kernel NAME LIMITS : seconds from the pod's creation until its first kernels are done
+    local began
+    began=$(date +%s.%N)
+    start "$1" "$2" sh -c "env -u STOP /opt/nvshare-workload $1 --memory 2MiB --block 2MiB --steps 1 && date +%s.%N"
+    until_true 60 "$1 has ended" ended "$1" >&2
+    kubectl -n nvshare-test logs "$1" 2>/dev/null | python3 -c "import sys; print(f'{float(sys.stdin.read().split()[-1]) - $began:.2f}')"
+    kubectl -n nvshare-test delete pod "$1" >/dev/null
+}
+done_all() { [ "$(kubectl -n nvshare-test get job many --output 'jsonpath={.status.succeeded}')" = $((count + 2)) ]; }
+ended() { [ "$(kubectl -n nvshare-test get pod "$1" --output 'jsonpath={.status.phase}')" = Succeeded ]; }
+
+step "Kubernetes $(kubectl version --output json 2>/dev/null | python3 -c 'import json, sys; print(json.load(sys.stdin)["serverVersion"]["gitVersion"])')"
+# Of a run that failed.
+kubectl delete namespace/nvshare-test persistentvolume/nvshare-test-card --ignore-not-found >/dev/null
+apply
+until_true 60 'a node has slots' has_slots
+read -r node count <<<"$(slots)"
+step "the plugin is registered: node $node has $count slots"
+
+kubectl apply --filename - >/dev/null <<'END'
+apiVersion: v1
+kind: Namespace
+metadata: {name: nvshare-test, labels: {pod-security.kubernetes.io/enforce: restricted}}
+END
+[ "$gpus" ] || kubectl apply --filename - >/dev/null <<'END'
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: nvshare-test-card}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteMany]
+  storageClassName: nvshare-test
+  hostPath: {path: /var/lib/nvshare-simulated, type: Directory}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: card, namespace: nvshare-test}
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: nvshare-test
+  resources: {requests: {storage: 1Gi}}
+END
+until_true 60 'the namespace has an account' kubectl -n nvshare-test get serviceaccount default
+
+for name in a b; do
+    # shellcheck disable=SC2046
+    start $name "$slot" $(program $name)
+done
+for name in a b; do until_true 60 "$name is a client" is "gated('$name') > 0"; done
+step "a pod that asks for $slot and nothing else is a client, by the name $(ask "'/'.join(of('a')['holder'].values())")"
+[ "$(ask "of('a')['seat']['given']['memory'] == of('b')['seat']['given']['memory'] == 768 << 20")" = True ] || fail 'the limit of a seat'
+[ "$(ask "of('a')['name'] != of('b')['name']")" = True ] || fail 'both have one seat'
+
+both_run() { # both_run WHAT : both go on with the seats, names and limits that they had, and by turns
+    local turns a b
+    for name in a b; do until_true 60 "$1: $name is a client" is "len(of('$name')['clients']) > 0"; done
+    read -r turns a b <<<"$(ask "f'{turns} {gated(\"a\")} {gated(\"b\")}'")"
+    until_true 60 "$1: turns" is "turns >= $turns + 3 and gated('a') > $a and gated('b') > $b"
+    [ "$(ask "of('a')['name'] + of('b')['name']")" = "$seats" ] || fail "$1: other seats"
+    [ "$(kubectl -n nvshare-test get pods a b --output 'jsonpath={.items[*].status.phase} {.items[*].status.containerStatuses[0].restartCount}')" = \
+        'Running Running 0 0' ] || fail "$1: a pod does not run on"
+    limited "$1"
+}
+limited() { # limited WHAT : a second process of a container, with the first one, has no more than the limit
+    local out
+    out=$(inside a -- env -u STOP /opt/nvshare-workload second --memory 64MiB --block 32MiB --steps 2 --full-check) || fail "$1: a second process: $out"
+    if out=$(inside a -- env -u STOP /opt/nvshare-workload third --memory 192MiB --block 32MiB --steps 2); then fail "$1: more than the limit: $out"; fi
+    grep -q 'CUDA error 2"' <<<"$out" || fail "$1: not for the limit: $out"
+}
+seats=$(ask "of('a')['name'] + of('b')['name']")
+both_run 'at first'
+step 'two that do not fit take turns; all processes of a container share its limit'
+
+for i in 1 2 3; do
+    native+=("$(first_kernel "native-$i" '')")
+    slotted+=("$(first_kernel "slot-$i" "$slot")")
+done
+step "from a pod's creation to its first kernel, in seconds: natively ${native[*]}, with a slot ${slotted[*]}"
+
+# More pods than slots, so a slot that a pod leaves is given to the next one.
+{
+    printf 'apiVersion: batch/v1\nkind: Job\nmetadata: {name: many}\nspec:\n'
+    printf '  completions: %d\n  parallelism: %d\n  backoffLimit: 0\n  template:\n' $((count + 2)) $((count - 2))
+    pod many "$slot" env -u STOP /opt/nvshare-workload many --memory 32MiB --block 16MiB --seconds 1 --full-check | sed 's/^/    /'
+} | kubectl -n nvshare-test create --filename - >/dev/null
+until_true 180 'the Job is complete' done_all
+until_true 30 'ended pods have no seat' is "sum(name.startswith('nvshare-test/many-') for name in pods) == 0"
+step "a Job of $((count + 2)) pods with $count slots: each had a seat, and gave it back"
+
+restarted() { # restarted WHAT COMMAND… : under both, and a new pod gets a seat afterwards
+    local what=$1
+    shift
+    "$@" >/dev/null
+    until_true 60 "$what: slots" has_slots
+    both_run "$what"
+    start new "$slot" env -u STOP /opt/nvshare-workload new --memory 32MiB --block 16MiB --steps 1
+    until_true 60 "$what: a new pod has ended" ended new
+    kubectl -n nvshare-test delete pod new >/dev/null
+    step "restarted under both: $what"
+}
+again() { # again PART : its pod is replaced
+    kubectl -n nvshare rollout restart "daemonset/nvshare-$1"
+    kubectl -n nvshare rollout status "daemonset/nvshare-$1" --timeout 120s
+}
+killed() { # killed PART : its pod goes without notice
+    kubectl -n nvshare delete --grace-period 0 --force "$(on_node "$1")"
+    kubectl -n nvshare rollout status "daemonset/nvshare-$1" --timeout 120s
+}
+all_again() {
+    for part in scheduler device-plugin; do kubectl -n nvshare delete --grace-period 0 --force "$(on_node $part)"; done
+    for part in scheduler device-plugin; do kubectl -n nvshare rollout status "daemonset/nvshare-$part" --timeout 120s; done
+    [ -z "${RESTART_KUBELET:-}" ] || $RESTART_KUBELET
+}
+restarted 'the device plugin' again device-plugin
+restarted 'the scheduler' again scheduler
+restarted 'the device plugin, killed' killed device-plugin
+restarted 'the scheduler, killed' killed scheduler
+if [ -n "${RESTART_KUBELET:-}" ]; then
+    restarted 'the kubelet' $RESTART_KUBELET
+else
+    step 'NOT TRIED: a restart of the kubelet, as RESTART_KUBELET is not set'
+fi
+restarted 'all at once' all_again
+
+kubectl delete -k "$here" >/dev/null
+sleep 3
+for name in a b; do
+    [ "$(kubectl -n nvshare-test get pod $name --output 'jsonpath={.status.phase}')" = Running ] || fail "removed: $name does not run on"
+done
+step 'removed: both run on'
+apply
+until_true 60 'a node has slots again' has_slots
+both_run 'applied again'
+step 'applied again: both are clients with the seats that they had'
+
+kubectl delete -k "$here" >/dev/null
+for name in a b; do inside $name -- touch /tmp/stop; done
+for name in a b; do
+    until_true 60 "$name has ended" ended $name
+    out=$(kubectl -n nvshare-test logs $name 2>/dev/null)
+    grep -q '"wrong_words":0,.*"error":null' <<<"$out" || fail "$name: $out"
+done
+kubectl delete namespace/nvshare-test persistentvolume/nvshare-test-card --ignore-not-found >/dev/null
+step 'both ended, and all that they computed is right'
