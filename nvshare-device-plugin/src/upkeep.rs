@@ -14,36 +14,13 @@ use crate::nvidia::{Found, KINDS};
 use crate::plugin::Plugin;
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// So many looks in a row without an answer, and no seat is given out until there is one.
-const MOST_MISSES: u32 = 2;
-/// A scheduler that starts with the machine, as the plugin does, has so long for its first answer.
+/// So long a scheduler that is replaced, or that starts with the machine, counts as there without an answer. Kubernetes learns of slots that
+/// are not healthy up to 10 s later, and a kubelet fails pods that come meanwhile for ever; before that, they wait.
 const GRACE: Duration = Duration::from_secs(15);
 
 static NOT_WRITTEN: Seldom = Seldom::new(|text| warn!("{text}"));
 static REFUSED: Seldom = Seldom::new(|text| warn!("{text}"));
 static NO_NVIDIA: Seldom = Seldom::new(|text| warn!("{text}"));
-
-/// Whether the scheduler counts as there.
-#[derive(Debug, Default)]
-struct Health {
-    misses: u32,
-    has_answered: bool,
-    is_good: bool,
-}
-
-impl Health {
-    /// Good until there were looks.
-    fn new() -> Self {
-        Self { is_good: true, ..Self::default() }
-    }
-
-    /// Takes one look into account, so long after the start.
-    fn look(&mut self, answers: bool, since: Duration) {
-        self.misses = if answers { 0 } else { self.misses.saturating_add(1) };
-        self.has_answered |= answers;
-        self.is_good = self.misses < MOST_MISSES || (!self.has_answered && since < GRACE);
-    }
-}
 
 /// Which seats the scheduler has.
 #[derive(Debug, Default)]
@@ -56,7 +33,7 @@ struct Made {
 
 /// Looks, for ever. Says which run of the scheduler answers, once it was asked for all seats; none: none does.
 pub async fn keep(plugin: Arc<Plugin>, boot: watch::Sender<Option<u64>>) {
-    let (mut health, mut made, start) = (Health::new(), Made::default(), Instant::now());
+    let (mut made, mut answered, mut was_good) = (Made::default(), Instant::now(), true);
     loop {
         let looks = Arc::clone(&plugin);
         if let Ok((run, nvidia)) = spawn_blocking(move || look(&looks)).await {
@@ -67,14 +44,17 @@ pub async fn keep(plugin: Arc<Plugin>, boot: watch::Sender<Option<u64>>) {
             if run.is_err() {
                 made = Made::default();
             }
-            let was_good = health.is_good;
-            health.look(run.is_ok(), start.elapsed());
-            match (was_good, health.is_good, &run) {
+            if run.is_ok() {
+                answered = Instant::now();
+            }
+            let is_good = answered.elapsed() < GRACE;
+            match (was_good, is_good, &run) {
                 (true, false, Err(error)) => warn!("{error}; until then no seat is given out"),
                 (false, true, _) => info!("the scheduler answers again"),
                 _ => {}
             }
-            plugin.offer(&nvidia, health.is_good);
+            was_good = is_good;
+            plugin.offer(&nvidia, is_good);
             if plugin.names_devices() && !nvidia.any {
                 let kinds = plugin.options.nvidia_cdi_kind.clone().unwrap_or_else(|| KINDS.join(" nor of "));
                 NO_NVIDIA.say(format_args!(
@@ -113,32 +93,4 @@ fn look(plugin: &Plugin) -> (Result<u64, Error>, Found) {
     }
     let run = plugin.scheduler.watch(WatchFrom::Now, false).map(|watch| watch.boot());
     (run, plugin.nvidia())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_miss_is_none() {
-        // A look in each second from the start: before the first answer more misses are none.
-        for (looks, good) in [
-            ("", true),
-            ("---------------", true),
-            ("----------------", false),
-            ("----------------+", true),
-            ("+-", true),
-            ("+-+-", true),
-            ("+---+", true),
-            ("+--+-", true),
-            ("+--", false),
-            ("--+--", false),
-        ] {
-            let mut health = Health::new();
-            (0..).zip(looks.chars()).for_each(|(second, look)| {
-                health.look(look == '+', Duration::from_secs(second));
-            });
-            assert_eq!(health.is_good, good, "{looks}");
-        }
-    }
 }

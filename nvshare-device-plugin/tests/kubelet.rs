@@ -358,6 +358,28 @@ async fn a_scheduler_that_is_away_for_a_moment_fails_no_pod() {
 }
 
 #[tokio::test]
+async fn a_scheduler_that_is_replaced_makes_no_slot_unhealthy() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let plugin = machine.start("");
+    kubelet.list("healthy slots", are_all(HEALTHY)).await;
+    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+    drop(scheduler);
+    // Kubernetes learns of slots that are not healthy seconds later, and until then a kubelet fails pods that come.
+    sleep(Duration::from_secs(8)).await;
+    let root = machine.root.clone();
+    let comes = async {
+        sleep(Duration::from_secs(2)).await;
+        Scheduler::start(&root, 2)
+    };
+    let asked: &[&[Slot]] = &[&[slot(A, 1)]];
+    let (got, _scheduler) = tokio::join!(kubelet.allocate(asked), comes);
+    got.unwrap();
+    assert_eq!(kubelet.lists(), 1, "{}", machine.log(plugin));
+}
+
+#[tokio::test]
 async fn a_seat_that_is_refused_after_a_start_is_asked_for_again() {
     let mut machine = Machine::new();
     let scheduler = Scheduler::start(&machine.root, 1);
