@@ -262,8 +262,7 @@ impl World {
             if self.roles[waiter].job == own {
                 continue;
             }
-            let (Some(mut wait), Some(client)) =
-                (self.roles[waiter].wait.take(), self.roles[waiter].client)
+            let (Some(mut wait), Some(client)) = (self.roles[waiter].wait.take(), self.roles[waiter].client)
             else {
                 continue;
             };
@@ -290,8 +289,7 @@ impl World {
 
     fn part_of(&self, role: &Role, wait: &Wait) -> f64 {
         // The processes of a tenant have one share: those that do not fit together wait for each other too.
-        let mates =
-            |other: &&Role| other.job == role.job && role.job.0 == 1 && other.was.gpu == role.was.gpu;
+        let mates = |other: &&Role| other.job == role.job && role.job.0 == 1 && other.was.gpu == role.was.gpu;
         let own = self.roles.iter().filter(mates).count().max(1) as f64;
         let allowed = wait.catch_up.as_secs_f64() + TURN.as_secs_f64() * (wait.jobs.len() + 1) as f64;
         self.now.saturating_sub(wait.since).as_secs_f64() / (allowed * own)

@@ -45,8 +45,7 @@ fn equal_jobs_stay_close_over_any_hour() {
         // Lag over an hour is how far the difference of two moves within it, at most how far it moves in all.
         let mut range = vec![(0i64, 0i64); roles.len() * roles.len()];
         world.run(HOUR, |world| {
-            let had: Vec<i64> =
-                roles.iter().map(|&role| world.computed(role).as_millis() as i64).collect();
+            let had: Vec<i64> = roles.iter().map(|&role| world.computed(role).as_millis() as i64).collect();
             for (i, one) in had.iter().enumerate() {
                 for (j, other) in had.iter().enumerate().skip(i + 1) {
                     let (least, most) = &mut range[i * had.len() + j];
