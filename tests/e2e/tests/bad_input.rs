@@ -2,7 +2,7 @@
 //! fitting exit code, and leaves nothing behind. The tables are made from the command lines themselves, so a new option,
 //! key or variable is in them without further work.
 //!
-//! `NVSHARE_GOLDEN=write cargo test -p nvshare-e2e --test bad_input` writes the golden files anew; the difference shows
+//! `NVSHARE_GOLDEN=write cargo test -p nvshare-e2e bad_input::` writes the golden files anew; the difference shows
 //! what a user will see.
 
 use std::ffi::{OsStr, OsString};

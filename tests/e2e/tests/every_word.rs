@@ -4,7 +4,7 @@
 //!
 //! `HAND_OVERS=N` is how many hand-overs there are, of all programs together (500 unless it is set), and `CARDS=N` on how many
 //! cards (2); the counts are printed:
-//! `HAND_OVERS=100000 CARDS=8 cargo test -p nvshare-e2e --test every_word -- --nocapture`
+//! `HAND_OVERS=100000 CARDS=8 cargo test -p nvshare-e2e every_word:: -- --nocapture`
 
 use std::time::{Duration, Instant};
 

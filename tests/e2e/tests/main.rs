@@ -1,0 +1,40 @@
+//! The end-to-end tests, each file a module. They are one program: it is linked once, it has the parts built once, and no file's last test
+//! runs alone while the next file waits.
+
+mod absent;
+mod bad_input;
+mod content;
+mod ctl;
+mod every_word;
+mod exchange;
+mod exits;
+mod failures;
+mod full_card;
+mod gone;
+mod host_budget;
+mod host_limits;
+mod host_memory;
+mod hosts;
+mod limits;
+mod manners;
+mod mappings;
+mod metrics;
+mod moments;
+mod naming;
+mod newer;
+mod papers;
+mod peers;
+mod run;
+mod scenarios;
+mod seats;
+mod settings;
+mod shares;
+mod small;
+mod strangers;
+mod streams;
+mod terminals;
+mod together;
+mod top;
+mod versions;
+mod watch;
+mod wire;
