@@ -7,10 +7,10 @@ use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, SchedulerStat
 use crate::Time;
 use crate::report::Report;
 use crate::state::State;
-use crate::state::client::{Client, ClientId, Phase};
-#[cfg(feature = "test-api")]
-use crate::state::cost::SwitchCost;
+use crate::state::client::{Client, Phase};
 use crate::state::gpu::Gpu;
+#[cfg(feature = "test-api")]
+use crate::state::{client::ClientId, cost::SwitchCost};
 
 /// Clients that are gone and still listed.
 const GONE_KEPT: usize = 32;

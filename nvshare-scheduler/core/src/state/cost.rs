@@ -10,6 +10,11 @@
 //! A drain is not lost time: the GPU computes meanwhile. The cost of a hand-over is `idle`: evictions, the grant,
 //! restoring.
 
+#![cfg_attr(
+    not(feature = "test-api"),
+    expect(unreachable_pub, reason = "tests alone see these figures from outside")
+)]
+
 use std::time::Duration;
 
 /// The mean of a duration. Recent samples count most: the last three make up half of it.
