@@ -31,9 +31,9 @@ use crate::troubles::Troubles;
 use crate::unused::Unused;
 use crate::{allocate, cdi, devices, files, nvidia, preferred};
 
-/// So long a seat is asked for while no scheduler answers, and how often: a scheduler that is replaced is away for a moment, and the kubelet
-/// fails a pod for ever.
-const PATIENCE: (Duration, Duration) = (Duration::from_secs(12), Duration::from_millis(250));
+/// So long a seat is asked for while no scheduler answers, and how often: the kubelet fails a pod for ever. It starts no other pod meanwhile,
+/// the scheduler's neither, so it must not be long.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_millis(250));
 
 static NOT_REMOVED: Seldom = Seldom::new(|text| warn!("{text}"));
 
@@ -51,6 +51,8 @@ pub struct Plugin {
     /// Held while the scheduler is told of a seat and the record is made or read: both have the same limits afterwards.
     order: Arc<tokio::sync::Mutex<()>>,
     records: Mutex<Records>,
+    /// Seats that a scheduler has made since this plugin started: their folders are there.
+    made: Mutex<BTreeSet<SeatName>>,
     unused: Mutex<Unused>,
     troubles: Mutex<Troubles>,
     specifications: Mutex<Specifications>,
@@ -78,6 +80,7 @@ impl Plugin {
             allocated: Notify::new(),
             order: Arc::default(),
             records: Mutex::new(records),
+            made: Mutex::default(),
             unused: Mutex::default(),
             troubles: Mutex::default(),
             specifications: Mutex::new(Specifications::of(folders, cdi::FILE)),
@@ -188,6 +191,7 @@ impl Plugin {
                 }
                 // Where this fails, it is tried again after as long.
                 lock(&plugin.unused).keep(name);
+                lock(&plugin.made).remove(&name);
                 let removed = plugin.scheduler.change(AdminRequest::RemoveSeat(name));
                 removed.map_err(|error| error.to_string())?;
                 lock(&plugin.records).remove(name).map(|()| true)
@@ -231,7 +235,7 @@ impl Plugin {
             let ask = move || {
                 // Read only now: an earlier copy may have other limits than the kubelet got since.
                 let seat = lock(&plugin.records).seats().get(&name).cloned();
-                seat.map_or(Ok(()), |seat| plugin.scheduler.change(AdminRequest::Seat(seat)).map(drop))
+                seat.map_or(Ok(()), |seat| plugin.make(&seat))
             };
             match self.in_order(ask).await {
                 Some(Err(Error::Refused(reason))) => {
@@ -323,15 +327,34 @@ impl Plugin {
         Ok(asked.into_iter().zip(names).collect())
     }
 
-    /// Makes a seat, at the scheduler and in the record. It waits for a scheduler that is away.
+    /// Has the scheduler make a seat.
+    fn make(&self, seat: &Seat) -> Result<(), Error> {
+        self.scheduler.change(AdminRequest::Seat(seat.clone()))?;
+        lock(&self.made).insert(seat.name());
+        Ok(())
+    }
+
+    /// Whether a container may have this seat though no scheduler answers: its folder has its limits.
+    fn is_there(&self, seat: &Seat) -> bool {
+        let name = seat.name();
+        lock(&self.records).seats().get(&name) == Some(seat) && lock(&self.made).contains(&name)
+    }
+
+    /// Makes a seat, at the scheduler and in the record. It waits for a scheduler that is away, unless the seat is there.
     async fn give(self: &Arc<Self>, seat: Seat) -> Result<(), Status> {
         let end = Instant::now() + PATIENCE.0;
         loop {
             let (plugin, seat) = (Arc::clone(self), seat.clone());
             let make = move || {
                 lock(&plugin.unused).keep(seat.name());
-                let made = plugin.scheduler.change(AdminRequest::Seat(seat.clone()));
-                made.map(|_| lock(&plugin.records).add(seat).map_err(Status::internal))
+                match plugin.make(&seat) {
+                    Err(Error::NotFound(_) | Error::Silent { .. } | Error::Broken { .. })
+                        if plugin.is_there(&seat) =>
+                    {
+                        Ok(Ok(()))
+                    }
+                    made => made.map(|()| lock(&plugin.records).add(seat).map_err(Status::internal)),
+                }
             };
             let made = self.in_order(make).await;
             match made.ok_or_else(|| Status::internal("a seat is not made"))? {

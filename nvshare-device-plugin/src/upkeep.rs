@@ -15,7 +15,7 @@ use crate::plugin::Plugin;
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// So long a scheduler that is replaced, or that starts with the machine, counts as there without an answer. Kubernetes learns of slots that
-/// are not healthy up to 10 s later, and a kubelet fails pods that come meanwhile for ever; before that, they wait.
+/// are not healthy up to 10 s later, and a kubelet fails pods that come meanwhile for ever.
 const GRACE: Duration = Duration::from_secs(15);
 
 static NOT_WRITTEN: Seldom = Seldom::new(|text| warn!("{text}"));

@@ -3,7 +3,7 @@
 mod fakes;
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fakes::{A, B, Kubelet, Machine, Scheduler, until, write};
 use nvshare_device_plugin::api::{
@@ -373,6 +373,10 @@ async fn a_scheduler_that_is_replaced_makes_no_slot_unhealthy() {
         sleep(Duration::from_secs(2)).await;
         Scheduler::start(&root, 2)
     };
+    // A seat that was made is given out at once. While a kubelet waits, it does not start the scheduler's pod either.
+    let began = Instant::now();
+    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     let asked: &[&[Slot]] = &[&[slot(A, 1)]];
     let (got, _scheduler) = tokio::join!(kubelet.allocate(asked), comes);
     got.unwrap();
