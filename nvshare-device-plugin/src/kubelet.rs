@@ -1,7 +1,8 @@
 //! The kubelet: the plugin's socket beside the kubelet's, and the registration there.
 //!
-//! A kubelet that starts removes all sockets of plugins and makes its own anew. Both are looked at once a second: there is nothing to run
-//! out of, as with inotify, and a missed look costs a second.
+//! A kubelet that starts removes all sockets of plugins and makes its own anew. Both are looked at once a second: there is
+//! nothing to run out of, as with inotify, and a missed look costs a second. A lock on the folder keeps it to one plugin: a
+//! second one waits.
 
 use std::fs::{self, File, TryLockError};
 use std::io;

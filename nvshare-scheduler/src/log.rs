@@ -1,4 +1,5 @@
-//! The log: lines go to a thread of their own, so that nothing waits when nobody reads standard error.
+//! The log: lines go to a thread of their own, so that nothing waits when nobody reads standard error. Lines for which there is
+//! no place are counted and left out.
 
 use std::fmt;
 use std::io::{self, Write};

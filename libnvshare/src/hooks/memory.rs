@@ -165,7 +165,8 @@ pub(crate) unsafe fn alloc_pitch_v1(
     unsafe { answer(made.map(|base| base as CUdeviceptrV1), place) }
 }
 
-/// The program's own managed memory is charged, evicted and restored like device memory.
+/// The program's own managed memory is charged, evicted and restored like device memory. It may exceed the card: the driver
+/// moves the part beyond it.
 ///
 /// # Safety
 /// As for the driver's function.

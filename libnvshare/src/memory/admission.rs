@@ -1,4 +1,7 @@
 //! Admission: checks the limits, gets room on the card if the memory needs it, and enters the allocation.
+//!
+//! While the lock is elsewhere, memory that can be absent is only entered: the next grant brings room for it. If the
+//! process has the lock and no room, the session sends NEED_ROOM, and the thread waits outside the gate.
 
 mod ladder;
 

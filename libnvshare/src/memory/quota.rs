@@ -1,4 +1,5 @@
-//! The page of limits that this process shares with the other processes of its tenant.
+//! The page of limits that this process shares with the other processes of its tenant. It comes with the scheduler's first
+//! frame. Without a scheduler, each process enforces the limit alone.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -458,7 +458,7 @@ mod tests {
             ("GPU_CORE_UTILIZATION_POLICY", "force"),
         ];
         assert_eq!(in_seat(&lower), (Some(GIB), Some(20), Some(1), Enforcement::Force));
-        // What the seat sets later stands in place of what it set before, and what the program wishes stays.
+        // The seat's later settings stand in place of its earlier ones, and the program's wishes stay.
         let mut config = parse(&[("NVSHARE_WEIGHT", "80")]).unwrap();
         for (weight, limit, has) in
             [("50", "1GiB", (Some(50), Some(GIB))), ("90", "2GiB", (Some(80), Some(2 * GIB)))]

@@ -1,10 +1,11 @@
 //! The end of the process, and forks of it.
 //!
-//! **Exit**: the driver shuts down in an exit handler of its own, which it registers in `cuInit`. Handlers that run before that
-//! one, and threads beside them, use the driver as ever, and natively it serves them. So gate, session and mover go on until
-//! then. Right before it, the library stops to make driver calls. The driver can handle the program's own calls at that time,
-//! but not a prefetch whose memory is being freed. From then on every call answers DEINITIALIZED, and memory stays where it is
-//! until the process has ended (measured).
+//! **Exit**: the driver shuts down in an exit handler of its own, which it registers in `cuInit`. Handlers that run before
+//! that one, and threads beside them, use the driver as ever, and natively it serves them. So gate, session and mover go on
+//! until then. Right before it, the library stops to make driver calls. The driver can handle the program's own calls at
+//! that time, but not a prefetch whose memory is being freed. From then on every call answers DEINITIALIZED, and memory
+//! stays where it is until the process has ended (measured). Then the gate opens, drains are complete, and the lock is
+//! given back.
 //!
 //! **Fork**: the child has the memory of the parent and none of its threads. The driver does not work in a child of a
 //! process that has initialised it, so the library does not need to work there either. The child lets every call pass, and

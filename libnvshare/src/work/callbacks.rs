@@ -2,6 +2,9 @@
 //!
 //! A drain waits for the work on a stream, and so for the callbacks in it. A callback that slept at the gate, or waited for
 //! room, would wait for itself. So these threads are marked: they never wait, and they get the driver's own answers.
+//!
+//! Callbacks of graphs are not marked, since the driver gets the program's own function there. If one of them sleeps at the
+//! gate, the drain that waits for it is given up, and tried again.
 
 use std::cell::Cell;
 

@@ -1,4 +1,5 @@
-//! The rows that a viewer may see: an administrator sees all, other users see their own.
+//! The rows that a viewer may see: an administrator sees all, other users see their own. The kernel, or the seat's listener, says
+//! whose a process is. Each GPU's row counts the clients of others, and their memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -83,9 +83,10 @@ fn is_stopped(stat: &[u8]) -> bool {
     end.is_some_and(|end| stat[end + 1..].starts_with(b" T"))
 }
 
-/// Where the kernel has put the code and the stack of the program that a process runs. Linux chooses these places anew for another program
-/// (ASLR); without that, another one looks the same. A process can move them itself (`PR_SET_MM_MAP`): so it hides memory from the scheduler
-/// as any program without the library does.
+/// Where the kernel has put the code and the stack of the program that a process runs. Linux chooses these places anew for
+/// another program (ASLR); without that, another one looks the same. A process can move them itself (`PR_SET_MM_MAP`): so it
+/// hides memory from the scheduler as any program without the library does. The kernel shows them to root and to the process's
+/// user alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Image([u64; 2]);
 

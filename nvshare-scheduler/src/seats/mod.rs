@@ -1,5 +1,5 @@
-//! Seats: what containers got. A seat has a folder with a socket and its limits, which is mounted into its container. The listener
-//! that accepts a connection says whose it is.
+//! Seats: what containers got. A seat has a folder with a socket and its limits, which is mounted into its container. The
+//! listener that accepts a connection says whose it is. A seat is recorded and made before the request for it is answered.
 
 mod folder;
 mod record;

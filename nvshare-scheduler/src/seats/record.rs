@@ -1,4 +1,5 @@
-//! The records of seats: a file for each, so that all are there again after a restart.
+//! The records of seats: a file for each, so that all are there again after a restart. A record that cannot be read takes no
+//! other with it.
 
 use std::fmt::Write as _;
 use std::fs;

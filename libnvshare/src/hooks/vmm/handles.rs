@@ -1,4 +1,5 @@
-//! Other functions that take a handle of physical memory. Memory that others can reach by them stays on the card.
+//! Other functions that take a handle of physical memory. Memory that others can reach by them stays on the card. A call
+//! that lets others reach it waits at the gate, so the memory is there.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 /// most a fifth of its time to drains that fail.
 pub(crate) const RETRY_FACTOR: u32 = 4;
 
-/// A client that deferred so many drains in a row counts as one that does not leave, until the next drain is tried.
+/// A client that deferred this many drains in a row counts as one that does not leave, until the next drain is tried. At a pause
+/// the scheduler can take the lock from it at once: there is nothing to drain then.
 pub(crate) const STUBBORN: u32 = 3;
 
 /// How long a drain may make no progress: 200 ms, doubled by each deferral in a row, so that a kernel of any length gets

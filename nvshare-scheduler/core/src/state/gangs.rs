@@ -5,7 +5,8 @@
 //! - When one member has to leave, all are asked. A member that has drained keeps its place until the others have: if one
 //!   of them cannot, all go on (two phases).
 //! - A member that comes while the others hold the lock joins them if it fits; else they leave and come back together.
-//! - Where jobs run one after the other, a gang is one job, though its members may belong to several.
+//! - Where jobs run one after the other, a gang is one job, though its members may belong to several. The time of each member is
+//!   charged to the member's own job.
 //! - While the job of one member is paused, the whole gang is.
 //! - Members on one GPU that do not fit it together do not wait for each other in kernels: two programs have one name by mistake. After
 //!   [`PATIENCE`] each goes on by itself. Members on several GPUs may be ranks, of which none can go on alone: they wait.

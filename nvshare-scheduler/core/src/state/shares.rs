@@ -1,11 +1,12 @@
 //! How jobs share the time of a GPU: the clock of the GPU, and the virtual time of each job on it.
 //!
-//! This is weighted fair queueing. A job's virtual time grows from the open gate of its processes until all
-//! work is drained. It grows by the wall clock, divided by the number of jobs that use the GPU together and by the job's weight.
-//! `share.rs` says how much a restore counts for. The clock grows with the service given, divided by the weights of the jobs that want
-//! it: it is the virtual time of a job that had got its exact share. A job that comes starts at the clock, so neither a new process nor a new
-//! connection earns time. A job that stops wanting the GPU keeps what it is behind, within a bound, and all that it is
-//! ahead until the clock has passed it.
+//! This is weighted fair queueing. A job's virtual time grows from the open gate of its processes until all work is drained. It
+//! grows by the wall clock, divided by the number of jobs that use the GPU together and by the job's weight. `share.rs` says how
+//! much a restore counts for. The clock grows with the service given, divided by the weights of the jobs that want it: it is the
+//! virtual time of a job that had got its exact share. A job that comes starts at the clock, so neither a new process nor a new
+//! connection earns time. A job that stops wanting the GPU keeps what it is behind, and all that it is ahead until the clock has
+//! passed it. If it stops for [`SHORTEST_SLEEP`] or more, its lag is cut to a bound: twice the sum of the quantum and the longest
+//! drain.
 //!
 //! Compute limits change the weights (see [`entitled`]): the weights in force depend on which jobs want the GPU.
 

@@ -2,6 +2,9 @@
 //!
 //! Memory that leaves the card needs a granule of the host for each granule that is not zero. Which ones are zero is known from
 //! the last time they left, or is [looked at](content::guess) while the program still runs.
+//!
+//! The memory is made, or asked of the scheduler, as soon as another client waits: nothing tells the library of others'
+//! memory before.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

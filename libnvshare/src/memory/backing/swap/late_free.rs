@@ -1,4 +1,8 @@
 //! Frees memory that work may still use: the driver's own free waits for that work, an unmapping does not.
+//!
+//! While a thread waits for a place in a full queue, the driver answers nothing about its context (measured). So a call of
+//! the program asks about work only in contexts for which the driver's own call would wait. The library's threads ask about
+//! the others.
 
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Chunks on their way: out to the host, back to the card.
 //!
-//! Copies are begun ahead as far as the link needs to stay busy, and no further. Copies of other programs wait until all queued
-//! copies are over (measured). A chunk that is out is unmapped at once, so room appears while the next ones are still under
-//! way.
+//! Copies are begun ahead as far as the link needs to stay busy, and no further. Copies of other programs wait until all
+//! queued copies are over (measured). A chunk that is out is unmapped at once, so room appears while the next ones are
+//! still under way. A chunk is given up only when its copy is known to be complete, and touched only when its copy back is.
 
 use std::ops::Range;
 use std::sync::Arc;
