@@ -101,6 +101,11 @@ impl Machine {
         number
     }
 
+    /// A plugin's process.
+    pub(crate) fn pid(&self, plugin: usize) -> u32 {
+        self.plugins[plugin].id()
+    }
+
     fn log_file(&self, plugin: usize) -> PathBuf {
         self.root.join(format!("plugin-{plugin}.log"))
     }
