@@ -107,7 +107,7 @@ impl Node {
     }
 
     /// Waits until the kubelet has its list, and each container its seat, its limit, its name and its client.
-    async fn is_whole(&self) {
+    async fn until_whole(&self) {
         let kubelet = self.kubelet.as_ref().unwrap();
         let all_healthy = |devices: &[nvshare_device_plugin::api::Device]| {
             devices.len() == 20 && devices.iter().all(|device| device.health == HEALTHY)
@@ -156,7 +156,7 @@ async fn survives(restarts: u32, at_once: u32, mut seed: u64) {
     node.admit("b", vec![slot(0, 1)]).await;
     node.admit("c", vec![slot(1, 0)]).await;
     node.admit("set", vec![slot(0, 2), slot(1, 2)]).await;
-    node.is_whole().await;
+    node.until_whole().await;
     let mut done = 0;
     while done < restarts {
         for _ in 0..at_once.min(restarts - done) {
@@ -164,12 +164,12 @@ async fn survives(restarts: u32, at_once: u32, mut seed: u64) {
             sleep(Duration::from_millis(u64::from(next() % 120))).await;
             done += 1;
         }
-        node.is_whole().await;
+        node.until_whole().await;
         // Another pod comes into a set of its own, and goes.
         if next() % 2 == 0 {
             let number = 3 + next() % 7;
             node.admit("short", vec![slot(0, number), slot(1, number)]).await;
-            node.is_whole().await;
+            node.until_whole().await;
             let short = node.containers.pop().unwrap();
             short.program.signal(9);
             let _ = short.program.finish();

@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn every_test_that_a_rule_names_is_there() {
         let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let all: String = ["libnvshare", "nvshare-scheduler", "proto", "tests"]
+        let all: String = ["libnvshare", "nvshare-device-plugin", "nvshare-scheduler", "proto", "tests"]
             .map(|folder| sources(&workspace.join(folder)))
             .concat();
         let lost: Vec<_> = rules()
