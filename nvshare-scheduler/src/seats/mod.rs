@@ -199,7 +199,7 @@ impl Seats {
                 return Err(format!("seat {name} has other slots: {}", slots_of(there).join(", ")));
             }
             Some(Record { holder, .. }) => (holder.clone(), "has other limits now"),
-            None if count >= limits::MOST_SEATS => {
+            None if count >= descriptors::MOST_SEATS => {
                 return Err(format!("no more seats: there are {count}, which are the most"));
             }
             None if count >= self.0.most => {
