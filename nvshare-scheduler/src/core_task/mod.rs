@@ -204,6 +204,9 @@ impl CoreTask {
                 }
             }
             Command::Described { client, command } => {
+                if !self.seated.contains_key(&client) {
+                    self.recorder.describe(client, &command);
+                }
                 if let Some(process) = self.processes.get_mut(&client) {
                     process.info.command = command;
                 }
@@ -241,7 +244,9 @@ impl CoreTask {
         self.outgoing.insert(client, outgoing);
         let pid = identity.pid.unwrap_or(register.pid);
         let info = process.as_ref().map(|process| &process.info);
-        self.recorder.expect(client, pid, &register.name, info);
+        // A program chooses its own name, and a seat's pod is what its events are about.
+        let name = seat.map_or_else(|| register.name.clone(), |seat| self.seats.owner(seat));
+        self.recorder.expect(client, pid, &name, info, seat);
         self.processes.extend(process.map(|process| (client, process)));
         // Only the kernel's number counts, not the client's own: with that, it could name another process's
         // memory as its own.

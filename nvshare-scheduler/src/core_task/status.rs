@@ -55,7 +55,7 @@ impl CoreTask {
         }
         let snapshot = self.snapshot();
         for waiting in ready {
-            let Snapshot { mut scheduler, mut gpus, mut clients, mut memory } = snapshot.clone();
+            let Snapshot { mut scheduler, mut gpus, mut clients, mut memory, .. } = snapshot.clone();
             if let Some(viewer) = &waiting.viewer {
                 scheduler.restricted = true;
                 view::restrict(viewer, &self.processes, &self.seated, &mut gpus, &mut clients);
@@ -129,6 +129,6 @@ impl CoreTask {
         };
         view::list_all(&mut gpus, &self.listing.last(), idle);
         let memory = self.memory_status(&clients);
-        Snapshot { scheduler, gpus, clients, memory }
+        Snapshot { scheduler, gpus, clients, seats: self.seat_rows(None), memory }
     }
 }

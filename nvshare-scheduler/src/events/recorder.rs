@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nvshare_core::{ClientId, Happened, Time};
-use nvshare_proto::{Counters, EventKind, ProcessInfo, WatchEvent};
+use nvshare_proto::{Counters, EventKind, ProcessInfo, SeatName, WatchEvent};
 
 use super::journal::Journal;
 use crate::metrics::{Counted, OfTenant};
@@ -26,6 +26,21 @@ struct Known {
     name: String,
 }
 
+/// Longest name of a client in an event, in letters.
+const LONGEST_NAME: usize = 40;
+
+/// A command without the program's folder, and with as many of its arguments as a line has room for.
+fn in_short(command: &str) -> String {
+    let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
+    let program = program.rsplit_once('/').map_or(program, |(_, name)| name);
+    let whole = format!("{program} {arguments}");
+    let whole = whole.trim_end();
+    if whole.chars().count() <= LONGEST_NAME {
+        return whole.to_owned();
+    }
+    whole.chars().take(LONGEST_NAME - 1).chain(['…']).collect()
+}
+
 impl Recorder {
     pub(crate) fn new(journal: Arc<Journal>, counted: Option<Counted>) -> Self {
         let mut recorder = Self { journal, clients: BTreeMap::new(), counted };
@@ -35,10 +50,24 @@ impl Recorder {
     }
 
     /// A client is about to register.
-    pub(crate) fn expect(&mut self, client: ClientId, pid: u32, name: &str, process: Option<&ProcessInfo>) {
+    pub(crate) fn expect(
+        &mut self,
+        client: ClientId,
+        pid: u32,
+        name: &str,
+        process: Option<&ProcessInfo>,
+        seat: Option<SeatName>,
+    ) {
         self.clients.insert(client, Known { pid, name: name.to_owned() });
         if let Some(counted) = &mut self.counted {
-            counted.expect(client, OfTenant::of(process, name));
+            counted.expect(client, seat.map_or_else(|| OfTenant::of(process, name), OfTenant::of_seat));
+        }
+    }
+
+    /// A client's command is known: several clients may have one name.
+    pub(crate) fn describe(&mut self, client: ClientId, command: &str) {
+        if let Some(known) = self.clients.get_mut(&client) {
+            known.name = in_short(command);
         }
     }
 

@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use nvshare_proto::{ClientStatus, GpuStatus, GpuUuid, ProcessInfo, SchedulerStatus};
+use nvshare_proto::{ClientStatus, GpuStatus, GpuUuid, ProcessInfo, SchedulerStatus, SeatName, SeatStatus};
 use prometheus_client::encoding::EncodeLabelSet;
 
 pub(crate) use counted::{Counted, Counters};
@@ -60,6 +60,7 @@ pub(crate) struct Snapshot {
     pub(crate) scheduler: SchedulerStatus,
     pub(crate) gpus: Vec<GpuStatus>,
     pub(crate) clients: Vec<ClientStatus>,
+    pub(crate) seats: Vec<SeatStatus>,
     pub(crate) memory: nvshare_proto::MemoryStatus,
 }
 
@@ -83,6 +84,7 @@ pub(crate) struct OfTenant {
     pub(crate) pod_uid: String,
     pub(crate) container_id: String,
     pub(crate) job: String,
+    pub(crate) seat: String,
     pub(crate) program: String,
 }
 
@@ -96,8 +98,14 @@ impl OfTenant {
             pod_uid: part(|process| process.pod.clone()),
             container_id: part(|process| process.container.clone()),
             job: part(|process| process.job.clone()),
+            seat: String::new(),
             program: program.to_owned(),
         }
+    }
+
+    /// The labels of a seat's clients, without a GPU yet. None that a program chose is among them.
+    pub(crate) fn of_seat(seat: SeatName) -> Self {
+        Self { seat: seat.to_string(), ..Self::default() }
     }
 
     pub(crate) fn on(&self, gpu: &OfGpu) -> Self {
@@ -112,6 +120,7 @@ impl OfTenant {
 
 #[cfg(test)]
 mod tests {
+    use nvshare_proto::{Given, Holder, Seat, Slot};
     use prometheus_client::metrics::MetricType;
 
     use super::table::{METRICS, Metric};
@@ -142,6 +151,13 @@ mod tests {
         }
     }
 
+    /// A seat that a container has, with client 2.
+    fn held_seat(gpu: GpuUuid) -> SeatStatus {
+        let seat = Seat { slots: vec![Slot { gpu, number: 0 }], given: Given::default() };
+        let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
+        SeatStatus { name: seat.name(), seat, holder: Some(holder), clients: vec![2] }
+    }
+
     /// A text that contains each metric.
     fn sample() -> String {
         use nvshare_core::{Happened, Time};
@@ -153,7 +169,7 @@ mod tests {
         let counters = std::sync::Arc::new(Counters::new(&mut registry));
         let mut counted = Counted::new(counters.clone());
         counted.expect(1, OfTenant::of(None, "a \"quoted\" name"));
-        counted.expect(2, OfTenant::default());
+        counted.expect(2, OfTenant::of_seat(held_seat(gpu).name));
         let mut happens = |kind, client| {
             let gpus = vec![gpu];
             let happened =
@@ -165,12 +181,13 @@ mod tests {
         happens(EventKind::Running, 2);
         counted.said(2, &nvshare_proto::Counters::default());
         let usage = Usage { gpu, total: 9, limit: 8, allocated: 7, absent: 1, immovable: 0 };
-        let client = ClientStatus {
-            name: "a \"quoted\" name".to_owned(),
+        let client = |id, name: &str| ClientStatus {
+            name: name.to_owned(),
             state: nvshare_proto::ClientState::Running,
             usage: vec![usage],
-            ..ClientStatus::parked(1)
+            ..ClientStatus::parked(id)
         };
+        let clients = vec![client(1, "a \"quoted\" name"), client(2, "chosen by its program")];
         let scheduler = SchedulerStatus {
             version: "1".to_owned(),
             pid: 1,
@@ -184,7 +201,8 @@ mod tests {
         shown.set(Snapshot {
             scheduler,
             gpus: vec![GpuStatus::idle(gpu)],
-            clients: vec![client],
+            clients,
+            seats: vec![held_seat(gpu)],
             memory: Default::default(),
         });
         registry.register_collector(Box::new(shown));

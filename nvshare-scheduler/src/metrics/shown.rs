@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus};
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus, SeatName, SeatStatus};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::TypedMetric;
@@ -22,10 +22,28 @@ pub(super) struct Shown {
     counters: Arc<Counters>,
 }
 
-fn tenants(clients: &[ClientStatus], counters: &Counters) -> BTreeMap<OfTenant, TenantNow> {
+/// The clients, each with the labels of its tenant, without a GPU yet.
+fn labelled<'a>(
+    clients: &'a [ClientStatus],
+    seats: &[SeatStatus],
+) -> impl Iterator<Item = (&'a ClientStatus, OfTenant)> {
+    let seated = seats.iter().flat_map(|seat| seat.clients.iter().map(|&client| (client, seat.name)));
+    let seated: BTreeMap<u64, SeatName> = seated.collect();
+    clients.iter().filter(|client| !client.gone).map(move |client| {
+        let of = seated.get(&client.client).map_or_else(
+            || OfTenant::of(client.process.as_ref(), &client.name),
+            |&seat| OfTenant::of_seat(seat),
+        );
+        (client, of)
+    })
+}
+
+fn tenants<'a>(
+    clients: impl Iterator<Item = (&'a ClientStatus, OfTenant)>,
+    counters: &Counters,
+) -> BTreeMap<OfTenant, TenantNow> {
     let mut tenants: BTreeMap<OfTenant, TenantNow> = BTreeMap::new();
-    for client in clients.iter().filter(|client| !client.gone) {
-        let of = OfTenant::of(client.process.as_ref(), &client.name);
+    for (client, of) in clients {
         let holds = matches!(
             client.state,
             ClientState::Running
@@ -51,14 +69,13 @@ fn tenants(clients: &[ClientStatus], counters: &Counters) -> BTreeMap<OfTenant, 
 }
 
 /// A sum over each tenant's clients, on whatever GPU.
-fn sums(
-    clients: &[ClientStatus],
+fn sums<'a>(
+    clients: impl Iterator<Item = (&'a ClientStatus, OfTenant)>,
     counters: &Counters,
     figure: fn(&ClientStatus) -> u64,
 ) -> BTreeMap<OfTenant, u64> {
     let mut sums: BTreeMap<OfTenant, u64> = BTreeMap::new();
-    for client in clients.iter().filter(|client| !client.gone) {
-        let of = OfTenant::of(client.process.as_ref(), &client.name);
+    for (client, of) in clients {
         *counters.tenants().figures_in(&mut sums, &of, None) += figure(client);
     }
     sums
@@ -89,7 +106,8 @@ impl Collector for Shown {
         let now = lock(&self.next);
         let Some(now) = now.as_ref() else { return Ok(()) };
         let encoder = &mut encoder;
-        let tenants = tenants(&now.clients, &self.counters);
+        let clients = || labelled(&now.clients, &now.seats);
+        let tenants = tenants(clients(), &self.counters);
         for metric in METRICS {
             match metric.source {
                 Source::OfScheduler(figure) => {
@@ -119,7 +137,7 @@ impl Collector for Shown {
                 }
                 Source::SumOfTenant(is_there, figure) => {
                     if is_there(&now.scheduler) {
-                        let sums = sums(&now.clients, &self.counters, figure).into_iter();
+                        let sums = sums(clients(), &self.counters, figure).into_iter();
                         family(encoder, metric, sums.map(|(of, sum)| (of, ConstGauge::new(sum))))?;
                     }
                 }
@@ -152,8 +170,10 @@ mod tests {
     fn clients_without_end_have_no_figures_without_end() {
         let counters = Counters::new(&mut Registry::default());
         let clients: Vec<ClientStatus> = (0..5000).map(client).collect();
-        let (on_gpus, on_all) =
-            (tenants(&clients, &counters), sums(&clients, &counters, |client| client.host_memory));
+        let (on_gpus, on_all) = (
+            tenants(labelled(&clients, &[]), &counters),
+            sums(labelled(&clients, &[]), &counters, |client| client.host_memory),
+        );
         assert!(on_gpus.len() < 1300 && on_all.len() < 1300, "{} {}", on_gpus.len(), on_all.len());
         assert_eq!(on_gpus.values().map(|tenant| tenant.allocated).sum::<u64>(), 5000);
         assert_eq!(on_all.values().sum::<u64>(), 5000);

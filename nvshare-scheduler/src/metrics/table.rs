@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use nvshare_proto::{ClientState, ClientStatus, Counters, EventKind, GpuStatus, SchedulerStatus};
+use nvshare_proto::{
+    ClientState, ClientStatus, Counters, EventKind, GpuStatus, Holder, SchedulerStatus, SeatStatus,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
@@ -119,7 +121,7 @@ const EVENTS: Buckets = Buckets(Duration::from_micros(1), 4.0, 12);
 const GPU: &[&str] = &["gpu_uuid"];
 /// The labels of a tenant on a GPU. A tenant as a whole has no GPU.
 #[cfg(test)]
-const TENANT: &[&str] = &["gpu_uuid", "user", "pod_uid", "container_id", "job", "program"];
+const TENANT: &[&str] = &["gpu_uuid", "user", "pod_uid", "container_id", "job", "seat", "program"];
 
 impl Source {
     /// The type that readers are told.
@@ -269,6 +271,18 @@ pub(super) const METRICS: &[Metric] = &[
     ),
     metric("clients", "Clients, by state", " ([status.md](status.md))", Rows(&["state"], clients_by_state)),
     metric(
+        "seat_info",
+        "The pod and the container that have the seat",
+        "; the figure is 1",
+        Rows(&["seat", "namespace", "pod", "container"], seats_and_pods),
+    ),
+    metric(
+        "seats_without_clients",
+        "Seats that a container has, and no program of it came",
+        "",
+        Rows(&[], unused_seats),
+    ),
+    metric(
         "gpu_info",
         "The GPU's number and model",
         "; the figure is 1",
@@ -360,6 +374,20 @@ const STATES: [(ClientState, &str); 10] = [
 fn clients_by_state(snapshot: &Snapshot) -> Vec<Row> {
     let count = |state| snapshot.clients.iter().filter(|client| client.state == state).count() as u64;
     STATES.iter().map(|&(state, name)| (vec![name.to_owned()], count(state))).collect()
+}
+
+fn seats_and_pods(snapshot: &Snapshot) -> Vec<Row> {
+    let row = |seat: &SeatStatus| {
+        let Holder { namespace, pod, container } = seat.holder.clone()?;
+        Some((vec![seat.name.to_string(), namespace, pod, container], 1))
+    };
+    snapshot.seats.iter().filter_map(row).collect()
+}
+
+/// A slot that was given out and that nobody uses: the library may not be in the container's programs.
+fn unused_seats(snapshot: &Snapshot) -> Vec<Row> {
+    let is_unused = |seat: &&SeatStatus| seat.holder.is_some() && seat.clients.is_empty();
+    vec![(Vec::new(), snapshot.seats.iter().filter(is_unused).count() as u64)]
 }
 
 fn numbers_and_models(snapshot: &Snapshot) -> Vec<Row> {

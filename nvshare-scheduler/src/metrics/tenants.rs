@@ -18,8 +18,8 @@ pub(super) const SHOWN_AFTER_END: Duration = Duration::from_secs(600);
 /// The label of what has no series of its own.
 const OTHER: &str = "other";
 
-/// A user, or a container: the labels that the kernel knows.
-type Whose = (String, String, String);
+/// A user, a container, or a seat: the labels that no program chooses.
+type Whose = (String, String, String, String);
 
 /// See the module's documentation. Each tenant is one on one GPU.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ struct Tenant {
 }
 
 fn whose(tenant: &OfTenant) -> Whose {
-    (tenant.user.clone(), tenant.pod_uid.clone(), tenant.container_id.clone())
+    (tenant.user.clone(), tenant.pod_uid.clone(), tenant.container_id.clone(), tenant.seat.clone())
 }
 
 /// The series of all that have none of their own.

@@ -290,6 +290,13 @@ impl Seats {
         lock(&self.0.places).get(&name).map(|place| place.record.seat.given).unwrap_or_default()
     }
 
+    /// The pod and the container that have a seat, or else the seat, in words.
+    pub(crate) fn owner(&self, name: SeatName) -> String {
+        let places = lock(&self.0.places);
+        let holder = places.get(&name).and_then(|place| place.record.holder.as_ref());
+        holder.map_or_else(|| format!("seat {name}"), Holder::to_string)
+    }
+
     /// Each seat, and who holds it.
     pub(crate) fn all(&self) -> Vec<(SeatName, Seat, Option<Holder>)> {
         let places = lock(&self.0.places);
