@@ -173,7 +173,7 @@ pub(crate) fn seats(seats: &[SeatStatus]) -> Option<String> {
 }
 
 /// The container that has the seat of a client.
-fn holder(seats: &[SeatStatus], client: u64) -> Option<String> {
+pub(crate) fn holder(seats: &[SeatStatus], client: u64) -> Option<String> {
     let seat = seats.iter().find(|seat| seat.clients.contains(&client))?;
     Some(seat.holder.as_ref()?.to_string())
 }

@@ -223,6 +223,8 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> R
             .rsplit_once('/')
             .filter(|(path, _)| !path.contains(' '))
             .map_or(command, |(_, name)| name);
+        let seats = top.status.as_ref().map_or(&[][..], |status| &status.seats);
+        let program_or_pod = show::holder(seats, client.client).unwrap_or_else(|| command.to_owned());
         let waited = history.filter(|_| waits(client)).and_then(|history| history.waits(now));
         let waited = waited.map(|waited| format!("{} s", waited.as_secs())).unwrap_or_default();
         let state = match client {
@@ -235,7 +237,7 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> R
             "{}{:>4} {state:<9} {:<program$} {:>10} {sparks}{waited:>6}",
             if is_selected { '>' } else { ' ' },
             client.client,
-            cut(command, program),
+            cut(&program_or_pod, program),
             Bytes(show::allocated(client)).to_string()
         );
         let colour = match client.state {
@@ -304,6 +306,8 @@ mod tests {
     use super::*;
     use crate::top::keys::Key;
     use crate::top::tests::{GIB, client, status};
+    use nvshare_admin::Status;
+    use nvshare_proto::{Given, GpuUuid, Holder, Seat, SeatStatus, Slot};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use std::time::Duration;
@@ -324,6 +328,18 @@ mod tests {
         let buffer = terminal.backend().buffer();
         let row = |y: u16| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
         (0..height).map(|y| row(y).trim_end().to_owned() + "\n").collect()
+    }
+
+    #[test]
+    fn a_client_of_a_seat_is_shown_as_its_pod() {
+        let seat = Seat { slots: vec![Slot { gpu: GpuUuid([7; 16]), number: 0 }], given: Given::default() };
+        let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
+        let held = SeatStatus { name: seat.name(), seat, holder: Some(holder), clients: vec![2] };
+        let (mut top, now) = top();
+        let clients = vec![client(1, ClientState::Running, 0, 0), client(2, ClientState::Waiting, 0, 0)];
+        top.look(Ok(Status { seats: vec![held], ..status(clients) }), now);
+        let screen = screen(&top, now, 100, 20);
+        assert_eq!(screen.matches("lab/train-0/main").count(), 1, "{screen}");
     }
 
     #[test]
