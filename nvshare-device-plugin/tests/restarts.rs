@@ -191,7 +191,7 @@ async fn survives(restarts: u32, at_once: u32, mut seed: u64) {
 
 #[tokio::test]
 async fn restarts_in_any_order_take_nothing_from_a_pod() {
-    survives(10, 5, 1).await;
+    survives(4, 2, 1).await;
 }
 
 #[tokio::test]
