@@ -41,7 +41,7 @@ fn a_program_that_cannot_be_run_has_the_usual_exit_codes() {
     for (program, code, why) in [
         ("/no/such/program", 127, "No such file"),
         ("no-such-program-anywhere", 127, "No such file"),
-        (&*plain.to_string_lossy(), 126, "Permission denied"),
+        (&*plain.to_string_lossy(), 126, "is not executable"),
         ("/", 126, "Permission denied"),
     ] {
         let (got, out, error) = run(library, &["--", program]);
