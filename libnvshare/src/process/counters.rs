@@ -21,7 +21,7 @@ static ZEROS: AtomicU64 = AtomicU64::new(0);
 static UNCHANGED: AtomicU64 = AtomicU64::new(0);
 static DRAIN_NS: AtomicU64 = AtomicU64::new(0);
 
-/// The program looked up a function that the list of entry points does not name. Each name is said once, and [`MOST`] names at
+/// The program looked up a function that the list of entry points does not name. Each name is said once, and 64 names at
 /// most.
 pub(crate) fn unknown_entry_point(name: &str, is_refused: bool) {
     const MOST: usize = 64;
