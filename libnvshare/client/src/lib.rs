@@ -36,6 +36,6 @@ pub mod slabs;
 
 pub use account::{Account, Admission, Caller, DriverReserve, Refusal, Tenant, Terms, Wait};
 pub use kind::Kind;
-pub use machine::{Action, Input, Job, Machine, Ticket};
+pub use machine::{Action, Input, Machine, Order, Ticket};
 pub use residency::{Piece, Residency};
 pub use session::{Done, Host, Session};

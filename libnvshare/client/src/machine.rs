@@ -12,7 +12,7 @@ use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, Hold, SchedulerMessage};
 
 use crate::launch_window::InFlight;
 
-pub use io::{Action, Input, Job, Ticket};
+pub use io::{Action, Input, Order, Ticket};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -73,7 +73,7 @@ pub struct Machine {
     heard_at: Duration,
     last_drain: Ticket,
     /// REQ_LOCK is sent and not answered.
-    asked: bool,
+    lock_requested: bool,
     /// Threads sleep at the gate.
     asleep: bool,
     /// Another client waits for the lock or memory of this one.
@@ -105,7 +105,7 @@ impl Machine {
             ticked_at: now,
             heard_at: now,
             last_drain: 0,
-            asked: false,
+            lock_requested: false,
             asleep: false,
             waiters: false,
             last_submission: (0, now),
@@ -158,7 +158,7 @@ impl Machine {
         matches!(self.phase, Phase::Restoring { .. })
     }
 
-    /// Whether the process does not have the lock, or may not have it.
+    /// Whether the process neither has the lock, nor keeps a place at the GPU, nor has memory on its way back.
     #[must_use]
     pub fn is_parked(&self) -> bool {
         matches!(self.phase, Phase::Parked)
@@ -196,8 +196,8 @@ impl Machine {
                 }
             }
             // While the gate is open, a thread that still counts as asleep is about to wake.
-            Input::Asked if matches!(self.phase, Phase::Running { .. } | Phase::Free) => {}
-            Input::Asked => {
+            Input::ThreadsWaiting if matches!(self.phase, Phase::Running { .. } | Phase::Free) => {}
+            Input::ThreadsWaiting => {
                 self.asleep = true;
                 self.ask();
             }
@@ -210,7 +210,7 @@ impl Machine {
                 let action = if self.attempts.is_multiple_of(MOST_ATTEMPTS) {
                     Action::Begin { anyway: true }
                 } else {
-                    Action::Post(Job::Restore)
+                    Action::Post(Order::Restore)
                 };
                 self.act(action);
             }
@@ -225,7 +225,7 @@ impl Machine {
                 self.probe = Probe::None;
                 if let Phase::Running { epoch } = self.phase {
                     self.phase = Phase::Restoring { epoch };
-                    self.act(Action::Post(Job::Restore));
+                    self.act(Action::Post(Order::Restore));
                 }
             }
             Input::WentIdle => {
@@ -273,7 +273,7 @@ impl Machine {
                     self.act(if has_all {
                         Action::Begin { anyway: false }
                     } else {
-                        Action::Post(Job::Restore)
+                        Action::Post(Order::Restore)
                     });
                 }
             }
@@ -297,7 +297,7 @@ impl Machine {
             SchedulerMessage::AskCounters => self.act(Action::Report),
             // A drain ends with the counters, and all that they count is complete.
             SchedulerMessage::AskProgress { .. } if matches!(self.phase, Phase::Draining { .. }) => {}
-            SchedulerMessage::AskProgress { ticket } => self.act(Action::Post(Job::Count(ticket))),
+            SchedulerMessage::AskProgress { ticket } => self.act(Action::Post(Order::Count(ticket))),
             SchedulerMessage::Limit(room) => self.act(Action::AllocationLimit(room)),
             // The library takes the page, and memory of the host, itself. PONG has had its effect when it was heard.
             SchedulerMessage::Quota { .. }
@@ -318,7 +318,7 @@ impl Machine {
         self.said_waiting = false;
         self.silent_since = None;
         self.waiters = false;
-        self.asked = false;
+        self.lock_requested = false;
         self.last_submission.1 = now;
         self.end_next();
         self.expect_nobody();
@@ -330,7 +330,7 @@ impl Machine {
                         self.act(Action::Cancel);
                     }
                     self.phase = Phase::Parked;
-                    self.act(Action::Limit);
+                    self.act(Action::CountRoom);
                 }
                 self.ask();
             }
@@ -346,7 +346,7 @@ impl Machine {
 
     /// The scheduler accepts the state of the process: running, or about to run.
     fn adopted(&mut self, epoch: Epoch) {
-        self.act(Action::Limit);
+        self.act(Action::CountRoom);
         match self.phase {
             Phase::Free | Phase::Running { .. } => self.phase = Phase::Running { epoch },
             _ => {
@@ -358,7 +358,7 @@ impl Machine {
 
     fn granted(&mut self, epoch: Epoch, room: Vec<Amount>) {
         room.into_iter().for_each(|room| self.act(Action::Give(room)));
-        self.asked = false;
+        self.lock_requested = false;
         self.end_next();
         match self.phase {
             Phase::Free | Phase::Freeing => return,
@@ -385,12 +385,12 @@ impl Machine {
                 self.ask();
             }
             Phase::Restoring { .. } => {
-                self.act(Action::Post(Job::Restore));
+                self.act(Action::Post(Order::Restore));
                 return;
             }
             Phase::Running { .. } | Phase::Draining { .. } | Phase::Freeing | Phase::Free => return,
         }
-        self.act(Action::Post(Job::RestoreAhead));
+        self.act(Action::Post(Order::RestoreEarly));
     }
 
     /// If memory was coming back ahead of the lock, that is over. Memory that has come back stays.
@@ -442,7 +442,7 @@ impl Machine {
         self.phase = Phase::Draining { epoch, patience, progress: u64::MAX, since: now };
         self.last_drain += 1;
         self.act(Action::Cancel);
-        self.act(Action::Post(Job::Drain(self.last_drain)));
+        self.act(Action::Post(Order::Drain(self.last_drain)));
     }
 
     fn drained(&mut self, ticket: Ticket) {
@@ -460,8 +460,8 @@ impl Machine {
 
     fn ask(&mut self) {
         let closed = matches!(self.phase, Phase::Parked | Phase::Next | Phase::Idle { .. });
-        if self.asleep && closed && self.connected && !self.asked {
-            self.asked = true;
+        if self.asleep && closed && self.connected && !self.lock_requested {
+            self.lock_requested = true;
             self.act(Action::Report);
             self.act(Action::Send(ClientMessage::ReqLock));
         }
@@ -469,7 +469,7 @@ impl Machine {
 
     fn lost(&mut self, now: Duration) {
         self.connected = false;
-        self.asked = false;
+        self.lock_requested = false;
         self.waiters = false;
         self.probe = Probe::None;
         self.silent_since = Some(now);
@@ -477,7 +477,7 @@ impl Machine {
         match self.phase {
             Phase::Running { .. } => {
                 self.phase = Phase::Free;
-                self.act(Action::Unlimit);
+                self.act(Action::StopCountingRoom);
                 self.act(Action::Bound(InFlight::Unbounded));
                 self.expect_scheduler(now);
             }
@@ -490,7 +490,7 @@ impl Machine {
     }
 
     fn go_alone(&mut self) {
-        self.asked = false;
+        self.lock_requested = false;
         if self.phase == Phase::Free {
             return;
         }
@@ -499,7 +499,7 @@ impl Machine {
             // The mover may be waiting for a thread that sleeps at the gate.
             self.act(Action::Cancel);
         }
-        self.act(Action::Unlimit);
+        self.act(Action::StopCountingRoom);
         if self.is_running() {
             self.phase = Phase::Free;
             self.act(Action::Bound(InFlight::Unbounded));
@@ -584,7 +584,7 @@ impl Machine {
         match self.probe {
             Probe::None if now.saturating_sub(self.last_submission.1) >= PROBE_AFTER => {
                 self.probe = Probe::Looking;
-                self.act(Action::Post(Job::Probe));
+                self.act(Action::Post(Order::Probe));
             }
             Probe::Complete { submissions, since } if now.saturating_sub(since) >= IDLE_AFTER => {
                 self.probe = Probe::None;

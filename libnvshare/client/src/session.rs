@@ -11,14 +11,14 @@ use nvshare_proto::{Amount, ClientMessage, Counters, Gate, GpuUuid, SchedulerMes
 
 use crate::account::{Absent, Account, Tenant};
 use crate::launch_window::InFlight;
-use crate::machine::{Action, Input, Job, Machine, Ticket};
+use crate::machine::{Action, Input, Machine, Order, Ticket};
 
 /// Unused room beyond this goes back to the scheduler, in bytes.
 const MOST_UNUSED: u64 = 2 * GIB;
 /// Freed memory is offered to the scheduler at once from this size on, in bytes.
 const OFFER_STEP: u64 = 64 * MIB;
 
-/// The result of a [`Job`].
+/// The result of a [`Order`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Done {
     /// All work is complete.
@@ -44,7 +44,7 @@ pub enum Done {
     },
     /// Some work is not complete.
     Busy,
-    /// All work is complete that had been submitted when a [`Job::Count`] began.
+    /// All work is complete that had been submitted when a [`Order::Count`] began.
     Counted {
         /// The number of the job.
         ticket: u64,
@@ -90,7 +90,7 @@ pub trait Host {
     fn submissions(&self) -> u64;
 
     /// Orders a job from the mover.
-    fn order(&mut self, job: Job);
+    fn order(&mut self, order: Order);
     /// Has the mover give up the orders so far that can be given up.
     fn cancel(&mut self);
     /// Whether evictions are ordered and not complete.
@@ -186,7 +186,7 @@ impl Session {
     pub fn look<H: Host>(&mut self, host: &mut H, now: Duration) {
         // Also for threads that came while the gate was open for a moment, and did not wake in time.
         if host.is_anybody_asleep() {
-            self.feed(host, Input::Asked, now);
+            self.feed(host, Input::ThreadsWaiting, now);
         }
         self.tell_needs(host);
         let lacking = is_lacking(host);
@@ -259,9 +259,9 @@ impl Session {
             Action::Reconnect => host.reconnect(),
             Action::Return { room, evict } => give_back(host, room, evict),
             Action::ReturnAll => return_unused(host, |_| 0),
-            Action::Unlimit => update_all(host, Account::unlimit),
+            Action::StopCountingRoom => update_all(host, Account::unlimit),
             Action::Expect(expected) => update_all(host, |account| account.expect_scheduler(expected)),
-            Action::Limit => update_all(host, Account::limit),
+            Action::CountRoom => update_all(host, Account::limit),
             Action::CountHandOver => host.count_hand_over(),
             Action::CountDeferral => host.count_deferral(),
             Action::WarnAlone => host.warn_alone(),
@@ -295,7 +295,7 @@ impl Session {
             self.feed(host, Input::WentIdle, now);
             // A thread that did not wake while the gate was open sleeps on, and rings no second time.
             if host.is_anybody_asleep() {
-                self.feed(host, Input::Asked, now);
+                self.feed(host, Input::ThreadsWaiting, now);
             }
         } else if hold_all(host, Absent::ComesFirst) {
             host.open_gate(InFlight::Bounded);
@@ -379,7 +379,7 @@ fn give_back<H: Host>(host: &mut H, Amount { gpu, bytes }: Amount, evict: bool) 
         host.say(ClientMessage::Room(Amount { gpu, bytes: unused }));
     }
     if evict && unused < bytes {
-        host.order(Job::Evict(Amount { gpu, bytes: bytes - unused }));
+        host.order(Order::Evict(Amount { gpu, bytes: bytes - unused }));
     } else {
         host.say(ClientMessage::Evicted { gpu, short: 0 });
     }

@@ -91,11 +91,13 @@ pub(crate) unsafe fn map(
 ) -> CUresult {
     if physical::is_ours(handle) {
         let map = || physical::map(address, bytes as u64, offset as u64, handle, flags);
-        return match () {
-            () if callbacks::are_running() => NOT_PERMITTED,
-            () if physical::is_reserved(address, bytes as u64) => map(),
+        return if callbacks::are_running() {
+            NOT_PERMITTED
+        } else if physical::is_reserved(address, bytes as u64) {
+            map()
+        } else {
             // The driver has to say what it thinks of such addresses.
-            () => pass_gate_for_addresses(map),
+            pass_gate_for_addresses(map)
         };
     }
     let result = physical::map_drivers(address, bytes as u64, || {

@@ -67,7 +67,7 @@ pub(super) fn make(
         backing.populate(&allocation, charged);
         allocation
     })?;
-    settle(device, &allocation);
+    charge_late(device, &allocation);
     Ok(allocation)
 }
 
@@ -80,7 +80,7 @@ fn insert(allocation: &Arc<Allocation>) {
 
 /// Charges an allocation that was admitted while the lock was elsewhere, if the lock has come while the driver made it. The
 /// grant has restored the allocations that were on the list by then, and this one was not.
-fn settle(device: &'static Device, allocation: &Allocation) {
+fn charge_late(device: &'static Device, allocation: &Allocation) {
     let is_settled = |residency: &Residency| residency.is_freed() || residency.resident_bytes() > 0;
     let mut awaited = None;
     while !is_settled(&allocation.residency()) && device.account().is_holding() {

@@ -1,6 +1,6 @@
 //! The threads that wait for work and move memory.
 //!
-//! A prefetch call blocks until the memory has moved, so the mover has a thread of its own. It does its jobs in order, so that
+//! A prefetch call blocks until the memory has moved, so the mover has a thread of its own. It does its orders in order, so that
 //! evictions that were ordered are complete before anything is restored. A process with several GPUs moves the memory of all
 //! of them at the same time, and keeps the order of each.
 
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use nvshare_client::Job;
+use nvshare_client::Order;
 use nvshare_client::session::Done;
 use nvshare_proto::{Amount, GpuUuid};
 
@@ -31,10 +31,10 @@ const AGAIN: u32 = 3;
 const BEFORE_AGAIN: Duration = Duration::from_millis(10);
 
 struct Queue {
-    jobs: VecDeque<(Job, u64)>,
+    orders: VecDeque<(Order, u64)>,
 }
 
-static QUEUE: Mutex<Queue> = Mutex::new(Queue { jobs: VecDeque::new() });
+static QUEUE: Mutex<Queue> = Mutex::new(Queue { orders: VecDeque::new() });
 static POSTED: Condvar = Condvar::new();
 /// Jobs of an earlier generation are given up, except evictions.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -47,9 +47,9 @@ static RESTORES: AtomicUsize = AtomicUsize::new(0);
 /// Reports results to the session.
 static REPORT: OnceLock<fn(Done)> = OnceLock::new();
 
-/// Orders a job.
-pub(crate) fn post(job: Job) {
-    if let Job::Evict(room) = &job {
+/// Gives the mover an order.
+pub(crate) fn post(order: Order) {
+    if let Order::Evict(room) = &order {
         EVICTIONS.fetch_add(1, Ordering::SeqCst);
         // Not beside a restore that is not over yet: the eviction would miss what is on its way.
         let is_beside = devices::used().nth(1).is_some() && RESTORES.load(Ordering::SeqCst) == 0;
@@ -57,18 +57,18 @@ pub(crate) fn post(job: Job) {
             return;
         }
     }
-    if is_restore(&job) {
+    if is_restore(&order) {
         RESTORES.fetch_add(1, Ordering::SeqCst);
     }
-    lock(&QUEUE).jobs.push_back((job, GENERATION.load(Ordering::SeqCst)));
+    lock(&QUEUE).orders.push_back((order, GENERATION.load(Ordering::SeqCst)));
     POSTED.notify_one();
 }
 
-fn is_restore(job: &Job) -> bool {
-    matches!(job, Job::Restore | Job::RestoreAhead)
+fn is_restore(order: &Order) -> bool {
+    matches!(order, Order::Restore | Order::RestoreEarly)
 }
 
-/// Gives up the jobs so far, except evictions.
+/// Gives up the orders so far, except evictions.
 pub(crate) fn cancel() {
     GENERATION.fetch_add(1, Ordering::SeqCst);
     log::debug(format_args!("what the mover does is given up, but for evictions"));
@@ -96,25 +96,25 @@ pub(crate) fn run(to: fn(Done)) {
     // The next program waits while this thread finds out that a drain is complete.
     threads::be_punctual();
     loop {
-        let (job, generation) = next();
+        let (order, generation) = next();
         let cancelled = || GENERATION.load(Ordering::SeqCst) != generation;
-        let (is_restore, is_ahead) = (is_restore(&job), job == Job::RestoreAhead);
-        match job {
-            Job::Evict(room) => evict(room),
+        let (is_restore, is_ahead) = (is_restore(&order), order == Order::RestoreEarly);
+        match order {
+            Order::Evict(room) => evict(room),
             _ if cancelled() => {}
-            Job::Drain(ticket) => {
+            Order::Drain(ticket) => {
                 if drain(cancelled) {
                     report(Done::Drained(ticket));
                 }
             }
-            Job::Restore | Job::RestoreAhead => {
+            Order::Restore | Order::RestoreEarly => {
                 let lacking = if is_ahead { Lacking::Wait } else { Lacking::GoOn };
                 if let Some(lacking) = restore(lacking, &cancelled) {
                     report(Done::Restored { lacking });
                 }
             }
-            Job::Probe => report(probe(cancelled)),
-            Job::Count(ticket) => {
+            Order::Probe => report(probe(cancelled)),
+            Order::Count(ticket) => {
                 if let Some(submissions) = count(cancelled) {
                     report(Done::Counted { ticket, submissions });
                 }
@@ -126,11 +126,11 @@ pub(crate) fn run(to: fn(Done)) {
     }
 }
 
-fn next() -> (Job, u64) {
+fn next() -> (Order, u64) {
     let mut queue = lock(&QUEUE);
     loop {
-        if let Some(job) = queue.jobs.pop_front() {
-            return job;
+        if let Some(order) = queue.orders.pop_front() {
+            return order;
         }
         queue = POSTED.wait(queue).unwrap_or_else(PoisonError::into_inner);
     }
@@ -194,14 +194,14 @@ fn probe(cancelled: impl Fn() -> bool) -> Done {
 }
 
 /// Waits until all work is complete that is submitted by now, without closing the gate: how many submissions that are. `None` if it was
-/// given up: there is no telling, or another job is due.
+/// given up: there is no telling, or another order is due.
 fn count(cancelled: impl Fn() -> bool) -> Option<u64> {
     /// The program's own calls have the driver in between. Submissions worth counting take a hundred times as long.
     const LOOK: Duration = Duration::from_micros(500);
     /// A capture that has not ended after this many looks may take long.
     const LOOKS: u32 = 400;
-    let is_other = |(job, _): &(Job, u64)| !matches!(job, Job::Count(_) | Job::Probe);
-    let given_up = || cancelled() || lifecycle::is_exiting() || lock(&QUEUE).jobs.iter().any(is_other);
+    let is_other = |(order, _): &(Order, u64)| !matches!(order, Order::Count(_) | Order::Probe);
+    let given_up = || cancelled() || lifecycle::is_exiting() || lock(&QUEUE).orders.iter().any(is_other);
     let mut work = (0..LOOKS).find_map(|look| {
         if look > 0 {
             threads::sleep(LOOK);

@@ -9,7 +9,7 @@ mod wire;
 use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
-use nvshare_client::Job;
+use nvshare_client::Order;
 use nvshare_client::launch_window::InFlight;
 use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::session::{Done, Host, Session};
@@ -387,8 +387,8 @@ impl Host for Library {
         gate::totals().0
     }
 
-    fn order(&mut self, job: Job) {
-        mover::post(job);
+    fn order(&mut self, order: Order) {
+        mover::post(order);
     }
 
     fn cancel(&mut self) {

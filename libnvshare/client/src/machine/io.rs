@@ -9,14 +9,14 @@ pub type Ticket = u64;
 
 /// An order to the mover, which waits for work and moves memory. Orders are carried out one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Job {
+pub enum Order {
     /// Wait until all submitted work is complete. The gate is closed.
     Drain(Ticket),
     /// Bring absent memory back, as far as there is room.
     Restore,
-    /// Bring absent memory back while room comes piece by piece: where room is lacking, wait for it until the job is given
+    /// Bring absent memory back while room comes piece by piece: where room is lacking, wait for it until the order is given
     /// up. The gate is closed.
-    RestoreAhead,
+    RestoreEarly,
     /// Move this much memory to the host. The gate is closed.
     Evict(Amount),
     /// Find out whether all submitted work is complete, without closing the gate.
@@ -37,7 +37,7 @@ pub enum Input {
     /// No scheduler can be found.
     Nobody,
     /// Threads sleep at the gate.
-    Asked,
+    ThreadsWaiting,
     /// In answer to [`Action::Begin`]: the gate is open.
     Began,
     /// In answer to [`Action::Begin`]: memory is absent.
@@ -88,7 +88,7 @@ pub enum Action {
     /// Bound work in flight, or stop doing so.
     Bound(InFlight),
     /// Give this order to the mover.
-    Post(Job),
+    Post(Order),
     /// Have the mover give up its orders.
     Cancel,
     /// Close the gate if nothing was submitted since: answered by [`Input::WentIdle`], [`Input::Busy`] or
@@ -117,12 +117,12 @@ pub enum Action {
     /// Give back all unused room.
     ReturnAll,
     /// Do not count room from now on.
-    Unlimit,
+    StopCountingRoom,
     /// The scheduler that was lost may come back soon, or is not waited for any more. An allocation for which the card has no
     /// memory waits until one of the two is known.
     Expect(bool),
     /// Count room again, from the sums that were last reported.
-    Limit,
+    CountRoom,
     /// Count a hand-over.
     CountHandOver,
     /// Count a deferred drain.

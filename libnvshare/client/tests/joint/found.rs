@@ -1,7 +1,7 @@
 //! What random worlds found, each when the core or its clients had a defect.
 
 use nvshare_client::account::Terms;
-use nvshare_client::{Done, Job, Session};
+use nvshare_client::{Done, Order, Session};
 use nvshare_core::Gang;
 use nvshare_proto::{
     Asked, ClientMessage, ComputeLimit, Enforcement, Epoch, Given, GpuUuid, Hold, MemoryMode,
@@ -230,7 +230,7 @@ fn a_thread_that_slept_while_the_gate_was_open_asks_again() {
     assert_ne!(library.gate, GateState::Closed);
     library.now = MS(20);
     session.look(&mut library, MS(20));
-    assert!(library.orders.iter().any(|(job, _)| *job == Job::Probe), "{:?}", library.orders);
+    assert!(library.orders.iter().any(|(order, _)| *order == Order::Probe), "{:?}", library.orders);
     session.done(&mut library, Done::Quiet { submissions: 0 }, MS(20));
     library.said.clear();
     library.now = MS(100);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nvshare_client::account::{Account, Tenant, Terms};
 use nvshare_client::launch_window::InFlight;
-use nvshare_client::{Host, Job, Kind, Residency};
+use nvshare_client::{Host, Kind, Order, Residency};
 use nvshare_proto::{ClientMessage, Counters, GpuUuid};
 
 /// No process of these worlds shares its limit.
@@ -93,7 +93,7 @@ pub(crate) struct Library {
     pub(crate) reconnects: bool,
     pub(crate) said: Vec<ClientMessage>,
     /// Orders for the mover, each with the generation in which it was given.
-    pub(crate) orders: VecDeque<(Job, u64)>,
+    pub(crate) orders: VecDeque<(Order, u64)>,
     /// Orders of an earlier generation are given up, evictions excepted.
     pub(crate) generation: u64,
     pub(crate) evictions: usize,
@@ -238,11 +238,11 @@ impl Host for Library {
         self.submitted + self.submits_since.map_or(0, since)
     }
 
-    fn order(&mut self, job: Job) {
-        if matches!(job, Job::Evict(_)) {
+    fn order(&mut self, order: Order) {
+        if matches!(order, Order::Evict(_)) {
             self.evictions += 1;
         }
-        self.orders.push_back((job, self.generation));
+        self.orders.push_back((order, self.generation));
     }
 
     fn cancel(&mut self) {

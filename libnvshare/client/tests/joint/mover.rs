@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use nvshare_client::{Done, Job, Ticket};
+use nvshare_client::{Done, Order, Ticket};
 use nvshare_proto::Amount;
 
 use crate::agenda::Later;
@@ -41,7 +41,7 @@ struct Evict {
 /// A thread of the mover: the first one, or one that evicts a device's memory in a process with several.
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
-    queue: VecDeque<(Job, u64)>,
+    queue: VecDeque<(Order, u64)>,
     task: Option<(Task, u64)>,
     /// Which of the events that were planned for it counts.
     pub(crate) planned: u64,
@@ -55,14 +55,14 @@ impl World {
     pub(crate) fn start_lanes(&mut self, i: usize) {
         let process = &mut self.processes[i];
         let several = process.library.devices.len() > 1;
-        while let Some((job, generation)) = process.library.orders.pop_front() {
-            let lane = match &job {
-                Job::Evict(room) if several => {
+        while let Some((order, generation)) = process.library.orders.pop_front() {
+            let lane = match &order {
+                Order::Evict(room) if several => {
                     1 + process.library.devices.iter().position(|device| device.gpu == room.gpu).unwrap()
                 }
                 _ => 0,
             };
-            process.lanes[lane].queue.push_back((job, generation));
+            process.lanes[lane].queue.push_back((order, generation));
         }
         let generation = process.library.generation;
         for lane in 0..process.lanes.len() {
@@ -128,33 +128,33 @@ impl World {
         let process = &mut self.processes[i];
         let now = process.library.generation;
         let next = std::iter::from_fn(|| process.lanes[lane].queue.pop_front())
-            .find(|(job, generation)| matches!(job, Job::Evict(_)) || *generation == now);
-        let Some((job, generation)) = next else { return };
-        match job {
-            Job::Drain(ticket) => self.drain(i, lane, ticket, generation),
-            Job::Probe => {
+            .find(|(order, generation)| matches!(order, Order::Evict(_)) || *generation == now);
+        let Some((order, generation)) = next else { return };
+        match order {
+            Order::Drain(ticket) => self.drain(i, lane, ticket, generation),
+            Order::Probe => {
                 let submissions = nvshare_client::Host::submissions(&self.processes[i].library);
                 self.probe(i, lane, submissions, generation);
             }
             // What is submitted counts as complete: these worlds do not measure.
-            Job::Count(ticket) => {
+            Order::Count(ticket) => {
                 let submissions = nvshare_client::Host::submissions(&self.processes[i].library);
                 self.report(i, Done::Counted { ticket, submissions });
                 self.next_task(i, lane);
             }
-            Job::Restore | Job::RestoreAhead => {
+            Order::Restore | Order::RestoreEarly => {
                 let library = &process.library;
                 let left = (0..library.allocations.len()).map(|at| library.allocations[at].number).rev();
                 let restore = Restore {
                     left: left.collect(),
                     moving: None,
                     lacks: vec![0; library.devices.len()],
-                    is_ahead: job == Job::RestoreAhead,
+                    is_ahead: order == Order::RestoreEarly,
                 };
                 self.keep(i, lane, Task::Restore(restore), generation);
                 self.plan(i, lane, 50, 100);
             }
-            Job::Evict(room) => {
+            Order::Evict(room) => {
                 let steps = 1 + self.random(3);
                 self.keep(i, lane, Task::Evict(Evict { room, moved: 0, steps }), generation);
                 self.plan(i, lane, 10, 60_000);
