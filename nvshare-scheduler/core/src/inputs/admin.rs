@@ -56,7 +56,7 @@ impl Books {
 
     /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
     pub(crate) fn configure(&mut self, config: Config) {
-        self.set_config(config);
+        self.replace_config(config);
         for uuid in self.state().gpu_uuids() {
             let rule = self.state().config().rule(uuid);
             let configure = |gpu: &mut Gpu| {

@@ -88,7 +88,7 @@ impl State {
     }
 
     /// Notes whether a client must wait as things are.
-    pub(crate) fn note_hopeless(&mut self, agenda: &mut Agenda, id: ClientId, hopeless: bool) {
+    pub(crate) fn set_hopeless(&mut self, agenda: &mut Agenda, id: ClientId, hopeless: bool) {
         if let Some(client) = self.clients.get_mut(&id) {
             client.hopeless = hopeless;
         }

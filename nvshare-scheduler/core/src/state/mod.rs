@@ -170,7 +170,7 @@ impl State {
     }
 
     /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
-    pub(crate) fn configure(&mut self, config: Config) {
+    pub(crate) fn replace_config(&mut self, config: Config) {
         let Config { boot, settle, restarted, .. } = self.config;
         self.config = Config { boot, settle, restarted, ..config };
     }

@@ -95,7 +95,7 @@ impl Books {
 
     /// Notes whether a client must wait as things are.
     pub(crate) fn set_hopeless(&mut self, id: ClientId, hopeless: bool) {
-        self.state.note_hopeless(&mut self.agenda, id, hopeless);
+        self.state.set_hopeless(&mut self.agenda, id, hopeless);
     }
 
     /// Notes what a client says of itself, or what was said of it, that no ledger has.
@@ -249,8 +249,8 @@ impl Books {
     }
 
     /// Applies another configuration, but for what was chosen at the start.
-    pub(crate) fn set_config(&mut self, config: Config) {
-        self.state.configure(config);
+    pub(crate) fn replace_config(&mut self, config: Config) {
+        self.state.replace_config(config);
     }
 
     /// A client was there before this scheduler: others may have been as well, and are waited for.

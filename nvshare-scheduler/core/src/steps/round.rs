@@ -64,7 +64,7 @@ impl<'a> Round<'a> {
         if let Some(uuid) = full {
             self.books.say_why(id, uuid);
         }
-        self.books.note_hopeless(id, hopeless);
+        self.books.set_unit_hopeless(id, hopeless);
         hopeless
     }
 
@@ -115,8 +115,8 @@ impl Books {
         }
     }
 
-    /// Whether a client, and its gang with it, must wait as things are.
-    fn note_hopeless(&mut self, id: ClientId, hopeless: bool) {
+    /// Notes whether a client, and its gang with it, must wait as things are.
+    fn set_unit_hopeless(&mut self, id: ClientId, hopeless: bool) {
         if self.state().client(id).is_none_or(|client| client.hopeless == hopeless) {
             return;
         }
