@@ -1,6 +1,7 @@
 //! The core: events come in, and outputs go out.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 
 use nvshare_proto::{ClientStatus, EventKind, Given, GpuStatus, GpuUuid, SchedulerStatus};
 
@@ -69,21 +70,27 @@ impl Core {
 
 /// The requests of administrators. Each is an event of its own.
 impl Core {
-    /// Does what an administrator asks for, and looks at what follows; at nothing, if it cannot be done.
-    fn request<T>(
-        &mut self,
-        now: Time,
-        request: impl FnOnce(&mut Books) -> Result<T, String>,
-    ) -> Result<T, String> {
+    /// Runs the request, then reconciles; on error does not reconcile.
+    fn request<T, E>(&mut self, now: Time, request: impl FnOnce(&mut Books) -> Result<T, E>) -> Result<T, E> {
         self.books.begin_event(now);
         let done = request(&mut self.books)?;
         self.books.reconcile();
         Ok(done)
     }
 
+    /// Runs a request that cannot fail, then reconciles.
+    fn apply(&mut self, now: Time, request: impl FnOnce(&mut Books)) {
+        let Ok(()) = self.request(now, |books| -> Result<(), Infallible> {
+            request(books);
+            Ok(())
+        });
+    }
+
     /// Switches scheduling on: every client that runs becomes a holder, and clients that do not fit are asked to leave.
     pub fn switch_on(&mut self, now: Time) -> String {
-        self.request(now, Books::switch_on).unwrap_or_else(|is_on| is_on)
+        match self.request(now, Books::switch_on) {
+            Ok(done) | Err(done) => done,
+        }
     }
 
     /// Switches scheduling off: every client runs.
@@ -110,9 +117,7 @@ impl Core {
 
     /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
     pub fn configure(&mut self, config: Config, now: Time) {
-        self.books.begin_event(now);
-        self.books.configure(config);
-        self.books.reconcile();
+        self.apply(now, |books| books.configure(config));
     }
 
     /// An administrator gives terms to a client's job. Returns words for the clients that they apply to.
@@ -131,16 +136,12 @@ impl Core {
 
     /// An administrator gives terms to a tenant that is about to come.
     pub fn give_tenant(&mut self, tenant: u64, given: Given, now: Time) {
-        self.books.begin_event(now);
-        self.books.give_tenant(tenant, given);
-        self.books.reconcile();
+        self.apply(now, |books| books.give_tenant(tenant, given));
     }
 
     /// Sets what the seat of a tenant bounds, in place of what it did before. The tenant's processes can ask for less.
     pub fn bound_tenant(&mut self, tenant: u64, bounds: Given, now: Time) {
-        self.books.begin_event(now);
-        self.books.bound_tenant(tenant, bounds);
-        self.books.reconcile();
+        self.apply(now, |books| books.bound_tenant(tenant, bounds));
     }
 
     /// Asks every client for its counters, unless it still has to answer.
