@@ -204,16 +204,8 @@ impl State {
         other
     }
 
-    /// Whether a client still has to wait for members of its gang.
-    pub(crate) fn muster(&mut self, id: ClientId) -> Muster {
-        let gang = self.gang_of(id).and_then(|gang| self.gangs.get_mut(&gang));
-        gang.map_or(Muster::Complete, |members| members.muster(self.now))
-    }
-
-    /// Notes whether a gang fits the one GPU of its members: see [`Members::note_too_large`].
-    pub(crate) fn note_too_large(&mut self, gang: u64, is_so_now: bool) -> bool {
-        let now = self.now;
-        self.gangs.get_mut(&gang).is_some_and(|members| members.note_too_large(is_so_now, now))
+    pub(crate) fn gang_mut(&mut self, gang: u64) -> Option<&mut Members> {
+        self.gangs.get_mut(&gang)
     }
 
     /// A gang is none any more: its members go on one by one.

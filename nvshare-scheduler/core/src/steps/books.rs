@@ -1,5 +1,8 @@
-//! The books: the state, and what follows from each change of it. Here is the one way to change a client: its entries in ledgers
-//! change with it, what is different is told, and what depends on it is looked at again.
+//! The books: the state, what is to be looked at again, and what goes out. Steps change the state through them alone.
+//!
+//! A change of a client is complete when the method returns: its entries in ledgers have changed with it, what is different was
+//! told, and what depends on it is looked at again. GPUs, jobs and gangs are handed to the step that changes them, which sees
+//! itself to what follows. No step can change a GPU's ledger.
 
 use std::time::Duration;
 
@@ -14,11 +17,11 @@ use crate::state::account::Account;
 use crate::state::agenda::Agenda;
 use crate::state::client::{Client, ClientId, Gang, Notes};
 use crate::state::config::Config;
-use crate::state::gangs::Muster;
+use crate::state::gangs::Members;
 use crate::state::gpu::Gpu;
 use crate::state::terms::Jobs;
 
-/// See the module's documentation. The other steps read the [`State`], and change it by the methods below.
+/// See the module's documentation. The other steps read the [`State`], and get at all that they change by the methods below.
 #[derive(Debug)]
 pub(crate) struct Books {
     state: State,
@@ -53,6 +56,7 @@ impl Books {
         &mut self.report
     }
 
+    /// The jobs, to be changed. The steps of `terms.rs` see to what follows.
     pub(crate) fn jobs_mut(&mut self) -> &mut Jobs {
         self.state.jobs_mut()
     }
@@ -127,7 +131,7 @@ impl Books {
         self.report.remember(&self.state, client);
     }
 
-    /// Writes a client into the ledgers of its GPUs, since others than itself have changed.
+    /// Rewrites a client's ledger entries because another client changed.
     pub(crate) fn enter(&mut self, id: ClientId) {
         self.state.enter(&mut self.agenda, id);
     }
@@ -150,7 +154,8 @@ impl Books {
 
 /// Changes of GPUs.
 impl Books {
-    /// Changes a GPU. Returns what the change does; none: the GPU is not known.
+    /// Changes a GPU; nothing is told of that, and nothing is looked at again. Returns what the change does; none: the GPU is
+    /// not known.
     pub(crate) fn on_gpu<T>(&mut self, uuid: GpuUuid, change: impl FnOnce(&mut Gpu) -> T) -> Option<T> {
         self.state.gpu_mut(uuid).map(change)
     }
@@ -211,14 +216,9 @@ impl Books {
         self.state.remove_member(id, gang)
     }
 
-    /// Whether a client still has to wait for members of its gang.
-    pub(crate) fn muster(&mut self, id: ClientId) -> Muster {
-        self.state.muster(id)
-    }
-
-    /// Notes whether a gang fits the one GPU of its members: see [`crate::state::gangs::Members::note_too_large`].
-    pub(crate) fn note_too_large(&mut self, gang: u64, is_so_now: bool) -> bool {
-        self.state.note_too_large(gang, is_so_now)
+    /// Changes a gang. Returns what the change does; none: there is no such gang.
+    pub(crate) fn on_gang<T>(&mut self, gang: u64, change: impl FnOnce(&mut Members) -> T) -> Option<T> {
+        self.state.gang_mut(gang).map(change)
     }
 
     /// A gang is none any more.

@@ -20,10 +20,11 @@ impl Books {
 
     /// Whether a client still has to wait for members of its gang. A gang that has waited long enough goes on, which is logged once.
     pub(crate) fn waits_for_members(&mut self, id: ClientId) -> bool {
-        match self.muster(id) {
-            Muster::Complete => false,
-            Muster::Waits => true,
-            Muster::GoesOn { there, size } => {
+        let (now, gang) = (self.state().now(), self.state().gang_of(id));
+        match gang.and_then(|gang| self.on_gang(gang, |members| members.muster(now))) {
+            None | Some(Muster::Complete) => false,
+            Some(Muster::Waits) => true,
+            Some(Muster::GoesOn { there, size }) => {
                 self.report().warn(format!(
                     "the gang of client {id} goes on with {there} of {size} members: the others have not come, or have gone"
                 ));

@@ -8,7 +8,7 @@ use nvshare_proto::{EventKind, GpuUuid};
 use crate::judge::waiter::Case;
 use crate::report::warnings::Topic;
 use crate::state::client::{Client, ClientId};
-use crate::state::gangs::Unit;
+use crate::state::gangs::{Members, Unit};
 use crate::steps::books::Books;
 
 /// The books, and what was judged in this round: the next one begins without it.
@@ -80,7 +80,9 @@ impl<'a> Round<'a> {
             state.gpus_of(&unit) == [gpu.uuid] && unit.iter().all(fits_alone)
         });
         let lacks = lacks.map(|gpu| gpu.uuid);
-        let is_over = self.books.note_too_large(gang, lacks.is_some());
+        let now = state.now();
+        let note = |members: &mut Members| members.note_too_large(lacks.is_some(), now);
+        let is_over = self.books.on_gang(gang, note) == Some(true);
         let Some(uuid) = lacks.filter(|_| is_over) else { return false };
         self.books.remove_gang(gang);
         self.waiters.clear();
