@@ -28,8 +28,6 @@ pub(crate) struct Case {
     pub(crate) changes: u64,
     outlook: OnceLock<Outlook>,
     turn: OnceLock<(Vec<Split>, Option<End>)>,
-    /// It watches the GPUs where something is in its way.
-    pub(crate) watches: OnceLock<()>,
 }
 
 /// Where a waiter could go.
@@ -41,8 +39,6 @@ pub(crate) struct Outlook {
     barred: Vec<GpuUuid>,
     /// GPUs that it does not fit beside those who stay.
     pub(crate) contested: Vec<GpuUuid>,
-    /// Those GPUs are noted as contested.
-    pub(crate) noted: OnceLock<()>,
 }
 
 impl Outlook {
@@ -93,8 +89,7 @@ pub(crate) enum Verdict {
 
 impl Case {
     pub(crate) fn new(unit: Unit, is_hopeless: bool, is_leaving: bool, changes: u64) -> Self {
-        let (outlook, turn, watches) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Self { unit, is_hopeless, is_leaving, changes, outlook, turn, watches }
+        Self { unit, is_hopeless, is_leaving, changes, outlook: OnceLock::new(), turn: OnceLock::new() }
     }
 }
 
@@ -110,7 +105,6 @@ impl State {
                 paced_until: self.paced_until(unit),
                 barred: barred.map(|gpu| gpu.uuid).take(2).collect(),
                 contested: contested.map(|gpu| gpu.uuid).collect(),
-                noted: OnceLock::new(),
             }
         })
     }

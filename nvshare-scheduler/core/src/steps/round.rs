@@ -17,13 +17,18 @@ pub(crate) struct Round<'a> {
     pub(crate) books: &'a mut Books,
     /// Waiters that use several GPUs, by the first of each gang.
     waiters: BTreeMap<ClientId, Arc<Case>>,
+    /// Waiters that watch the GPUs where something is in their way, since they were judged last; by the first of each gang.
+    pub(crate) watching: BTreeSet<ClientId>,
+    /// Waiters whose contested GPUs are noted, since they were judged last; by the first of each gang.
+    pub(crate) noted: BTreeSet<ClientId>,
     /// Those who are next, and lack room on one of their GPUs.
     pub(crate) lacking: BTreeSet<ClientId>,
 }
 
 impl<'a> Round<'a> {
     pub(crate) fn new(books: &'a mut Books) -> Self {
-        Self { books, waiters: BTreeMap::new(), lacking: BTreeSet::new() }
+        let (watching, noted, lacking) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        Self { books, waiters: BTreeMap::new(), watching, noted, lacking }
     }
 
     /// A waiter's case, with its gang.
@@ -44,6 +49,8 @@ impl<'a> Round<'a> {
         let unit = state.unit(id);
         let is_leaving = state.is_leaving(&unit);
         let first = unit.first();
+        self.watching.remove(&first);
+        self.noted.remove(&first);
         let case = Arc::new(Case::new(unit, is_hopeless, is_leaving, self.books.agenda().changes()));
         if state.client(id).is_some_and(Client::uses_several) {
             self.waiters.insert(first, Arc::clone(&case));

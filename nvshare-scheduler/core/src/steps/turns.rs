@@ -49,7 +49,97 @@ impl Round<'_> {
             let case = self.case_of(id);
             let judge = |(gpu, client)| self.books.state().judge(gpu, client, &case, head.as_ref());
             let Some(verdict) = self.books.waiter(uuid, id).map(judge) else { return };
-            self.books.act(verdict, uuid, id, &case, &mut head);
+            self.act(verdict, uuid, id, &case, &mut head);
+        }
+    }
+
+    fn act(&mut self, verdict: Verdict, uuid: GpuUuid, id: ClientId, case: &Case, head: &mut Option<Head>) {
+        match verdict {
+            Verdict::Hopeless => {
+                // A client is waited for even if it does not drain, and has to bound its work in flight.
+                if self.books.state().gpu(uuid).is_some_and(|gpu| self.books.state().somebody_defers(gpu)) {
+                    self.books.note_contested(uuid);
+                }
+                let until = self.books.state().gang_waits_until(id);
+                if let Some(until) = until.filter(|&until| until > self.books.state().now()) {
+                    self.books.wake_at(uuid, until);
+                }
+                // The room may be lacking on a GPU where a member of its gang runs.
+                self.watch(case, &self.books.state().gpus_of(&case.unit), id);
+            }
+            Verdict::Leaves => {}
+            Verdict::Behind => {
+                self.books.note_contested(uuid);
+                self.books.line_up(uuid, &case.unit, head.as_mut());
+            }
+            Verdict::Paced(until) => self.books.wake_at(uuid, until),
+            // Until those ahead have gone, the waiter is in nobody's way here.
+            Verdict::Barred => {
+                if self.books.state().outlook(case).is_contested(uuid) {
+                    self.books.note_contested(uuid);
+                }
+            }
+            Verdict::Fits => self.books.make_next(&case.unit, Why::Joins),
+            Verdict::NeedsTurn => {
+                self.note_all_contested(uuid, case);
+                if self.books.recall_part_of_gang(&case.unit) {
+                    return;
+                }
+                match head {
+                    Some(head) => self.books.line_up(uuid, &case.unit, Some(head)),
+                    None => *head = self.take_turn_or_wait(uuid, id, case),
+                }
+            }
+        }
+    }
+
+    /// The first waiter that does not fit takes the turn if it is over. Else it waits, as the head of the queue.
+    fn take_turn_or_wait(&mut self, uuid: GpuUuid, id: ClientId, case: &Case) -> Option<Head> {
+        let (unit, contested) = (&case.unit, &self.books.state().outlook(case).contested);
+        let (splits, end) = self.books.state().turn_before(case);
+        match end {
+            Some(end) if end.at <= self.books.state().now() => {
+                let mut leavers: Vec<ClientId> =
+                    splits.iter().flat_map(|split| &split.leavers).copied().collect();
+                // A client may be in the way on several GPUs.
+                if splits.len() > 1 {
+                    leavers.sort_unstable();
+                    leavers.dedup();
+                }
+                self.books.count_work(leavers.len() as u64);
+                self.books.claim(unit, contested, leavers, end.in_turn > self.books.state().now());
+                return None;
+            }
+            Some(end) => self.books.wake_at(uuid, end.at),
+            // The turn that it waits for may be on another GPU: when something changes there, its GPUs are looked at again.
+            None => self.watch(case, contested, id),
+        }
+        let gpu = self.books.state().looked_at(uuid)?;
+        Some(match splits.iter().find(|split| split.gpu == uuid) {
+            Some(split) => head_beside(gpu, unit, split.kept),
+            None => self.books.state().head(gpu, unit),
+        })
+    }
+
+    /// Others are waited for on each GPU that a waiter does not fit: noted once in a round, and at the look at each.
+    fn note_all_contested(&mut self, uuid: GpuUuid, case: &Case) {
+        let outlook = self.books.state().outlook(case);
+        if self.noted.insert(case.unit.first()) {
+            for &gpu in &outlook.contested {
+                self.books.note_contested(gpu);
+            }
+        } else if outlook.is_contested(uuid) {
+            self.books.note_contested(uuid);
+        }
+    }
+
+    /// When something changes on one of these GPUs, those of the waiter are looked at again.
+    fn watch(&mut self, case: &Case, gpus: &[GpuUuid], by: ClientId) {
+        if !self.watching.insert(case.unit.first()) {
+            return;
+        }
+        for &uuid in gpus {
+            self.books.on_gpu(uuid, |gpu| _ = gpu.watched_by.insert(by));
         }
     }
 }
@@ -67,74 +157,6 @@ impl Books {
         self.state().looked_at(uuid).zip(client)
     }
 
-    fn act(&mut self, verdict: Verdict, uuid: GpuUuid, id: ClientId, case: &Case, head: &mut Option<Head>) {
-        match verdict {
-            Verdict::Hopeless => {
-                // A client is waited for even if it does not drain, and has to bound its work in flight.
-                if self.state().gpu(uuid).is_some_and(|gpu| self.state().somebody_defers(gpu)) {
-                    self.note_contested(uuid);
-                }
-                let until = self.state().gang_waits_until(id);
-                if let Some(until) = until.filter(|&until| until > self.state().now()) {
-                    self.wake_at(uuid, until);
-                }
-                // The room may be lacking on a GPU where a member of its gang runs.
-                self.watch(case, &self.state().gpus_of(&case.unit), id);
-            }
-            Verdict::Leaves => {}
-            Verdict::Behind => {
-                self.note_contested(uuid);
-                self.line_up(uuid, &case.unit, head.as_mut());
-            }
-            Verdict::Paced(until) => self.wake_at(uuid, until),
-            // Until those ahead have gone, the waiter is in nobody's way here.
-            Verdict::Barred => {
-                if self.state().outlook(case).is_contested(uuid) {
-                    self.note_contested(uuid);
-                }
-            }
-            Verdict::Fits => self.make_next(&case.unit, Why::Joins),
-            Verdict::NeedsTurn => {
-                self.note_all_contested(uuid, case);
-                if self.recall_part_of_gang(&case.unit) {
-                    return;
-                }
-                match head {
-                    Some(head) => self.line_up(uuid, &case.unit, Some(head)),
-                    None => *head = self.take_turn_or_wait(uuid, id, case),
-                }
-            }
-        }
-    }
-
-    /// The first waiter that does not fit takes the turn if it is over. Else it waits, as the head of the queue.
-    fn take_turn_or_wait(&mut self, uuid: GpuUuid, id: ClientId, case: &Case) -> Option<Head> {
-        let (unit, contested) = (&case.unit, &self.state().outlook(case).contested);
-        let (splits, end) = self.state().turn_before(case);
-        match end {
-            Some(end) if end.at <= self.state().now() => {
-                let mut leavers: Vec<ClientId> =
-                    splits.iter().flat_map(|split| &split.leavers).copied().collect();
-                // A client may be in the way on several GPUs.
-                if splits.len() > 1 {
-                    leavers.sort_unstable();
-                    leavers.dedup();
-                }
-                self.count_work(leavers.len() as u64);
-                self.claim(unit, contested, leavers, end.in_turn > self.state().now());
-                return None;
-            }
-            Some(end) => self.wake_at(uuid, end.at),
-            // The turn that it waits for may be on another GPU: when something changes there, its GPUs are looked at again.
-            None => self.watch(case, contested, id),
-        }
-        let gpu = self.state().looked_at(uuid)?;
-        Some(match splits.iter().find(|split| split.gpu == uuid) {
-            Some(split) => head_beside(gpu, unit, split.kept),
-            None => self.state().head(gpu, unit),
-        })
-    }
-
     /// A waiter waits behind the head.
     fn line_up(&self, uuid: GpuUuid, unit: &Unit, head: Option<&mut Head>) {
         if let Some((head, gpu)) = head.zip(self.state().gpu(uuid)) {
@@ -142,30 +164,8 @@ impl Books {
         }
     }
 
-    /// Others are waited for on each GPU that a waiter does not fit: noted once in a round, and at the look at each.
-    fn note_all_contested(&mut self, uuid: GpuUuid, case: &Case) {
-        let outlook = self.state().outlook(case);
-        if outlook.noted.set(()).is_ok() {
-            for &gpu in &outlook.contested {
-                self.note_contested(gpu);
-            }
-        } else if outlook.is_contested(uuid) {
-            self.note_contested(uuid);
-        }
-    }
-
     fn note_contested(&mut self, uuid: GpuUuid) {
         self.on_gpu(uuid, |gpu| gpu.contested = true);
-    }
-
-    /// When something changes on one of these GPUs, those of the waiter are looked at again.
-    fn watch(&mut self, case: &Case, gpus: &[GpuUuid], by: ClientId) {
-        if case.watches.set(()).is_err() {
-            return;
-        }
-        for &uuid in gpus {
-            self.on_gpu(uuid, |gpu| _ = gpu.watched_by.insert(by));
-        }
     }
 
     /// The clients of a unit whose gate is closed get the lock as soon as there is room.
