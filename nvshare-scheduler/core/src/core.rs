@@ -223,7 +223,7 @@ impl Core {
     pub fn virtual_time(&self, gpu: GpuUuid, client: ClientId) -> Option<i64> {
         let state = self.books.state();
         let there = state.gpu(gpu).zip(state.client(client));
-        there.map(|(gpu, client)| state.place_now(gpu, client).0)
+        there.map(|(gpu, client)| state.place_now(gpu, client).time)
     }
 
     /// The virtual time of a client's job on a GPU, in nanoseconds, and the weight by which its time is shared at present. The

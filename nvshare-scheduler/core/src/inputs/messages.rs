@@ -249,7 +249,7 @@ impl Books {
                 gpu.deferrals += 1;
                 gpu.not_before = retry_at;
                 gpu.released.clear();
-                next.extend(gpu.ledger.next().iter().map(|key| key.2));
+                next.extend(gpu.ledger.next().iter().map(|place| place.client));
             });
             // Clients that were next wait on.
             for other in next {

@@ -109,7 +109,7 @@ impl State {
 
     /// The first waiter besides a unit that is not interactive.
     fn first_in_turn(&self, gpu: &Gpu, unit: &Unit) -> Option<Unit> {
-        let others = gpu.waiting().map(|key| key.2).filter(|id| !unit.contains(id));
+        let others = gpu.waiting().map(|place| place.client).filter(|id| !unit.contains(id));
         others.map(|id| self.unit(id)).find(|unit| !is_short(self, unit))
     }
 

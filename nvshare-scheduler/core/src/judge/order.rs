@@ -16,7 +16,8 @@ impl State {
         } else {
             gpu.shares.time(client.job)
         };
-        (time.saturating_sub(gpu.head_start_of(client)), client.waiting_since, client.id)
+        let time = time.saturating_sub(gpu.head_start_of(client));
+        Place { time, since: client.waiting_since, client: client.id }
     }
 
     /// A client's place in a GPU's queue; that of a client which is not in it, as it is now.
@@ -31,9 +32,10 @@ impl State {
         if ids.len() < 2 {
             return ids;
         }
-        let mut keys: Vec<Place> = self.clients_of(&ids).map(|client| self.place_now(gpu, client)).collect();
-        keys.sort_unstable();
-        keys.into_iter().map(|key| key.2).collect()
+        let mut places: Vec<Place> =
+            self.clients_of(&ids).map(|client| self.place_now(gpu, client)).collect();
+        places.sort_unstable();
+        places.into_iter().map(|place| place.client).collect()
     }
 
     /// Members of a GPU, the furthest behind first.

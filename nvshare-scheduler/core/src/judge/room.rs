@@ -29,8 +29,8 @@ impl State {
     pub(crate) fn reserved_before(&self, gpu: &Gpu, unit: &Unit) -> u64 {
         let entries = unit.on(gpu.uuid).iter().filter_map(|&id| gpu.ledger.entry(id));
         let own = entries.filter(|entry| entry.standing == Standing::Next).map(|entry| entry.place).min();
-        let ahead = gpu.ledger.next().iter().take_while(|&&key| own.is_none_or(|own| key < own));
-        let deficits = ahead.map(|&(_, _, other)| gpu.deficit(other));
+        let ahead = gpu.ledger.next().iter().take_while(|&&place| own.is_none_or(|own| place < own));
+        let deficits = ahead.map(|place| gpu.deficit(place.client));
         deficits.fold(self.needed_by_holders(gpu), u64::saturating_add)
     }
 
@@ -89,7 +89,7 @@ impl State {
     /// When a client needs its memory on a GPU again, as far as that is known.
     fn next_turn(&self, gpu: &Gpu, client: &Client) -> NextTurn {
         if client.waits() {
-            let (time, since, _) = self.place_on(gpu, client);
+            let Place { time, since, .. } = self.place_on(gpu, client);
             return NextTurn::InOrder { time, since };
         }
         let soon = gpu.goes_ahead(client) && client.rhythm.wakes_soon(self.now());
@@ -110,7 +110,7 @@ pub(crate) fn spare(gpu: &Gpu, free: u64, id: ClientId) -> u64 {
 pub(crate) fn next_behind(gpu: &Gpu, at: Option<Place>) -> Option<Place> {
     let next = gpu.ledger.next();
     match at {
-        Some(at) => next.range(at..).find(|&&key| key > at).copied(),
+        Some(at) => next.range(at..).find(|&&place| place > at).copied(),
         None => next.first().copied(),
     }
 }

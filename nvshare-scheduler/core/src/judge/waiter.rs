@@ -27,7 +27,7 @@ pub(crate) struct Case {
     /// How many changes there had been when it was judged.
     pub(crate) changes: u64,
     outlook: OnceLock<Outlook>,
-    turn: OnceLock<(Vec<Split>, Option<End>)>,
+    departure: OnceLock<Departure>,
 }
 
 /// Where a waiter could go.
@@ -50,6 +50,15 @@ impl Outlook {
     fn is_barred_beside(&self, uuid: GpuUuid) -> bool {
         self.barred.iter().any(|&other| other != uuid)
     }
+}
+
+/// How a waiter would get the turn.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    /// Those who would have to leave each contested GPU.
+    pub(crate) splits: Vec<Split>,
+    /// When their turns are over; none: that is unknown.
+    pub(crate) end: Option<End>,
 }
 
 /// The first client of a GPU's queue that does not fit beside the others: clients behind it must not delay it.
@@ -89,7 +98,7 @@ pub(crate) enum Verdict {
 
 impl Case {
     pub(crate) fn new(unit: Unit, is_hopeless: bool, is_leaving: bool, changes: u64) -> Self {
-        Self { unit, is_hopeless, is_leaving, changes, outlook: OnceLock::new(), turn: OnceLock::new() }
+        Self { unit, is_hopeless, is_leaving, changes, outlook: OnceLock::new(), departure: OnceLock::new() }
     }
 }
 
@@ -109,13 +118,13 @@ impl State {
         })
     }
 
-    /// Those who would have to leave each contested GPU, and when their turns are over.
-    pub(crate) fn turn_before<'a>(&self, case: &'a Case) -> &'a (Vec<Split>, Option<End>) {
-        case.turn.get_or_init(|| {
+    /// Those who would have to leave for a waiter, and when.
+    pub(crate) fn departure_for<'a>(&self, case: &'a Case) -> &'a Departure {
+        case.departure.get_or_init(|| {
             let contested = self.gpus_among(&self.outlook(case).contested);
             let splits: Vec<Split> = contested.map(|gpu| self.split_for(gpu, &case.unit)).collect();
             let end = self.turns_end(&case.unit, &splits);
-            (splits, end)
+            Departure { splits, end }
         })
     }
 
@@ -127,8 +136,8 @@ impl State {
         if case.is_leaving {
             return Verdict::Leaves;
         }
-        let delays = head.is_some_and(|head| !self.delays_nobody(gpu, &case.unit, head));
-        if delays && !has_the_turn(gpu, client) {
+        let would_delay = head.is_some_and(|head| self.would_delay(gpu, &case.unit, head));
+        if would_delay && !has_the_turn(gpu, client) {
             return Verdict::Behind;
         }
         let outlook = self.outlook(case);
@@ -151,24 +160,25 @@ impl State {
         head_beside(gpu, unit, self.keep_what_fits(gpu, Some(unit), self.members(gpu)).0)
     }
 
-    /// Whether all other waiters would delay the head: even the smallest, if the turn is not that of its job.
+    /// True if even the smallest other waiter would delay the head and no waiter's job has the turn.
     pub(crate) fn everybody_else_waits_for(&self, gpu: &Gpu, head: &Head) -> bool {
-        let delays = |least| !self.is_in_nobodys_way(gpu, u128::from(least), head, gpu.capacity);
+        let would_delay = |least| self.demand_would_delay(gpu, u128::from(least), head, gpu.capacity);
         gpu.ledger.least_waiting_demand().is_none_or(|least| {
             gpu.source != Source::Disputed
                 && (gpu.ledger.sums().leaving > 0 || !gpu.ledger.has_waiter_in_turn())
-                && delays(least)
+                && would_delay(least)
         })
     }
 
-    fn delays_nobody(&self, gpu: &Gpu, unit: &Unit, head: &Head) -> bool {
+    fn would_delay(&self, gpu: &Gpu, unit: &Unit, head: &Head) -> bool {
         let capacity = self.capacity(gpu, unit.first());
-        self.is_in_nobodys_way(gpu, gpu.demand_of(unit), head, capacity)
+        self.demand_would_delay(gpu, gpu.demand_of(unit), head, capacity)
     }
 
-    fn is_in_nobodys_way(&self, gpu: &Gpu, demand: u128, head: &Head, capacity: u64) -> bool {
-        !(self.config().exclusive || gpu.takes_slices())
-            && next::delays_nobody(demand, head.demand, head.stays, capacity)
+    fn demand_would_delay(&self, gpu: &Gpu, demand: u128, head: &Head, capacity: u64) -> bool {
+        self.config().exclusive
+            || gpu.takes_slices()
+            || next::would_delay(demand, head.demand, head.stays, capacity)
     }
 
     /// Whether no client is ahead of a waiter on a GPU. Clients that cannot have room, that fit at once, or that the waiter does
@@ -177,8 +187,8 @@ impl State {
         let places = self.clients_of(unit.on(gpu.uuid)).map(|client| self.place_on(gpu, client));
         let own = places.min();
         let mut head: Option<Head> = None;
-        for key in gpu.waiting().take_while(|key| own.is_some_and(|own| *key < own)) {
-            let other = self.client(key.2);
+        for place in gpu.waiting().take_while(|place| own.is_some_and(|own| *place < own)) {
+            let other = self.client(place.client);
             debug_assert!(other.is_some(), "a client that is gone waits for nothing");
             // Behind the first place of the unit there is nobody ahead of it.
             let Some(other) = other.filter(|other| !unit.contains(&other.id)) else { break };
@@ -190,7 +200,7 @@ impl State {
                 Some(head) => head.line_up(gpu.demand_of(&others)),
                 None => head = Some(self.head(gpu, &others)),
             }
-            if head.is_some_and(|head| !self.delays_nobody(gpu, unit, &head)) {
+            if head.is_some_and(|head| self.would_delay(gpu, unit, &head)) {
                 return false;
             }
         }

@@ -10,12 +10,12 @@ pub(crate) fn lead_on_all(lead_on_each: impl Iterator<Item = i64>) -> i64 {
     lead_on_each.max().unwrap_or(0)
 }
 
-/// Whether a waiter may go before one that is ahead of it in the order and does not fit: only if it is in nobody's way, and
-/// can stay when the other comes. All in bytes: `own` and `first`, what the two demand; `stays`, what stays on the GPU
-/// meanwhile (members that keep running beside the other, and what cannot be moved); and the GPU's capacity.
+/// Whether a waiter would delay one that is ahead of it in the order and does not fit, if it went first: it would unless it can
+/// stay when the other comes. All in bytes: `own` and `first`, what the two demand; `stays`, what stays on the GPU meanwhile
+/// (clients that keep running beside the other, and what cannot be moved); and the GPU's capacity.
 #[must_use]
-pub(crate) fn delays_nobody(own: u128, first: u128, stays: u128, capacity: u64) -> bool {
-    own + first + stays <= u128::from(capacity)
+pub(crate) fn would_delay(own: u128, first: u128, stays: u128, capacity: u64) -> bool {
+    own + first + stays > u128::from(capacity)
 }
 
 #[cfg(test)]
@@ -32,9 +32,9 @@ mod tests {
     #[test]
     fn a_waiter_that_can_stay_delays_nobody() {
         for (own, ahead, stays, expected) in
-            [(2, 12, 2, true), (4, 12, 2, false), (16, 0, 0, true), (1, 16, 0, false)]
+            [(2, 12, 2, false), (4, 12, 2, true), (16, 0, 0, false), (1, 16, 0, true)]
         {
-            assert_eq!(delays_nobody(own, ahead, stays, 16), expected, "{own} beside {ahead} and {stays}");
+            assert_eq!(would_delay(own, ahead, stays, 16), expected, "{own} beside {ahead} and {stays}");
         }
     }
 }

@@ -33,7 +33,13 @@ impl State {
                 self.client(id).is_some_and(|client| client.accounts.len() > 1 || client.gang.is_some())
             };
             let going_on = sums.orders + sums.leaving + sums.holders.count + gpu.ledger.departed().len() > 0
-                || gpu.ledger.next().iter().copied().chain(gpu.waiting()).any(|key| elsewhere(key.2));
+                || gpu
+                    .ledger
+                    .next()
+                    .iter()
+                    .copied()
+                    .chain(gpu.waiting())
+                    .any(|place| elsewhere(place.client));
             let answers = |id: &ClientId| {
                 self.unit(*id).iter().any(|&id| {
                     matches!(
@@ -50,8 +56,8 @@ impl State {
                 let has_room = self.client(id).is_none_or(|client| self.no_room_for(client).is_none());
                 has_room && !self.is_stopped(&self.unit(id))
             };
-            let only_here = |place: &Place| !elsewhere(place.2) && can_go(place.2);
-            let waits = gpu.contested && gpu.waiting().any(|key| only_here(&key));
+            let only_here = |place: &Place| !elsewhere(place.client) && can_go(place.client);
+            let waits = gpu.contested && gpu.waiting().any(|place| only_here(&place));
             let others = self.gpus().filter(|other| other.uuid != *uuid);
             let mut watchers = others.flat_map(|other| &other.watched_by);
             let watches = watchers.any(|&id| self.gpus_of(&self.unit(id)).contains(uuid));
@@ -64,7 +70,7 @@ impl State {
             {
                 return Err(format!("somebody waits for {uuid}, and nothing ends the turn: {gpu:?}"));
             }
-            for (_, _, id) in gpu.waiting().chain(gpu.ledger.next().iter().copied()) {
+            for Place { client: id, .. } in gpu.waiting().chain(gpu.ledger.next().iter().copied()) {
                 let elsewhere = elsewhere(id);
                 if self.is_scheduling() && !going_on && gpu.deadline.is_none() && !elsewhere && can_go(id) {
                     return Err(format!("client {id} waits for {uuid}, and nothing is to happen: {gpu:?}"));

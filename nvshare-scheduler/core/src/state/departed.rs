@@ -3,7 +3,7 @@
 use crate::Time;
 use crate::state::client::{Client, ClientId, Job};
 use crate::state::gpu::{Departed, Gpu};
-use crate::state::ledger::{Entry, Standing};
+use crate::state::ledger::{Entry, Place, Standing};
 use crate::state::share::Activity;
 
 impl Gpu {
@@ -75,7 +75,7 @@ fn entry(id: ClientId, bytes: u64, due: Option<Time>) -> Entry {
         activity: Activity::default(),
         payer: Job::Connection(id),
         job: Job::Connection(id),
-        place: (0, Time::ZERO, id),
+        place: Place::nowhere(id),
         floats: false,
         total: None,
         due,

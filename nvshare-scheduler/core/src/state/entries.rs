@@ -5,7 +5,6 @@ use std::ops::Bound;
 
 use nvshare_proto::GpuUuid;
 
-use crate::Time;
 use crate::policy::next;
 use crate::state::State;
 use crate::state::account::Account;
@@ -13,7 +12,7 @@ use crate::state::agenda::Agenda;
 use crate::state::client::{Client, ClientId, Job, Phase, Why};
 use crate::state::config::Config;
 use crate::state::gpu::{Gpu, Size, Source};
-use crate::state::ledger::{Entry, Standing};
+use crate::state::ledger::{Entry, Place, Standing};
 use crate::state::share::Activity;
 use crate::state::virtual_time::Virtual;
 
@@ -246,7 +245,11 @@ impl Stands {
             activity: self.activity,
             payer: client.job,
             job: self.job,
-            place: if ordered { (time, client.waiting_since, client.id) } else { (0, Time::ZERO, client.id) },
+            place: if ordered {
+                Place { time, since: client.waiting_since, client: client.id }
+            } else {
+                Place::nowhere(client.id)
+            },
             floats,
             total: Some(account.usage.total),
             due: config.first_due(client, account),

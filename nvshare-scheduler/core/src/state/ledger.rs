@@ -15,7 +15,30 @@ use crate::state::shares::Activity;
 use crate::state::virtual_time::Virtual;
 
 /// The place of a client in the order of turns: the smallest virtual time first, then the longest wait.
-pub(crate) type Place = (Virtual, Time, ClientId);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) time: Virtual,
+    /// Since when the client has waited.
+    pub(crate) since: Time,
+    pub(crate) client: ClientId,
+}
+
+impl Place {
+    /// That of a client which is in no order.
+    pub(crate) fn nowhere(client: ClientId) -> Self {
+        Self { time: 0, since: Time::ZERO, client }
+    }
+
+    /// A place that counts from the clock, as a time.
+    fn on_clock(self, clock: Virtual) -> Self {
+        Self { time: self.time.saturating_add(clock), ..self }
+    }
+
+    /// The opposite: a time, as a place that counts from the clock.
+    fn from_clock(self, clock: Virtual) -> Self {
+        Self { time: self.time.saturating_sub(clock), ..self }
+    }
+}
 
 /// Where an entry's client stands, as far as the ledger needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,11 +117,6 @@ impl Entry {
     pub(crate) fn deficit(&self) -> u64 {
         self.demand.saturating_sub(self.room)
     }
-}
-
-/// A place that counts from the clock, as a time.
-fn on_clock((time, since, id): Place, clock: Virtual) -> Place {
-    (time.saturating_add(clock), since, id)
 }
 
 fn one_less<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
@@ -405,9 +423,8 @@ impl Ledger {
             Some(at) => queue.range((Bound::Excluded(at), Bound::Unbounded)).next().copied(),
             None => queue.first().copied(),
         };
-        let floats =
-            first(&self.floating, at.map(|(time, since, id)| (time.saturating_sub(clock), since, id)));
-        let floats = floats.map(|place| on_clock(place, clock));
+        let floats = first(&self.floating, at.map(|place| place.from_clock(clock)));
+        let floats = floats.map(|place| place.on_clock(clock));
         first(&self.waiting, at).into_iter().chain(floats).min()
     }
 
@@ -420,7 +437,7 @@ impl Ledger {
     pub(crate) fn place_of(&self, clock: Virtual, id: ClientId) -> Option<Place> {
         let entry = self.entries.get(&id)?;
         match entry.standing {
-            Standing::Waits if entry.floats => Some(on_clock(entry.place, clock)),
+            Standing::Waits if entry.floats => Some(entry.place.on_clock(clock)),
             Standing::Waits | Standing::Next => Some(entry.place),
             _ => None,
         }
@@ -505,7 +522,7 @@ mod tests {
             |(standing, sizes, [needs, runs, stuck, floats], time, due, job)| {
                 let job = Job::Tenant(job);
                 let (room, pinned, demand, allocated, overhead, ordered) = sizes;
-                let place = (time, Time::ZERO, 0);
+                let place = Place { time, ..Place::nowhere(0) };
                 let (activity, claims) =
                     (Activity { holds: runs && standing.holds(), ..Activity::default() }, needs);
                 let total = (standing != Standing::Departed).then_some(allocated);
@@ -553,13 +570,13 @@ mod tests {
             let mut ledger = Ledger::default();
             let mut model: BTreeMap<ClientId, Entry> = BTreeMap::new();
             for (id, change) in changes {
-                let change = change.map(|entry| Entry { place: (entry.place.0, entry.place.1, id), ..entry });
+                let change = change.map(|entry| Entry { place: Place { client: id, ..entry.place }, ..entry });
                 let before = model.get(&id).copied();
                 match change {
                     Some(entry) => model.insert(id, entry),
                     None => model.remove(&id),
                 };
-                let moved = |e: Entry| Entry { place: (0, Time::ZERO, 0), ..e };
+                let moved = |e: Entry| Entry { place: Place::nowhere(0), ..e };
                 prop_assert_eq!(ledger.set(id, change), before.map(moved) != change.map(moved));
                 ledger.audit().map_err(TestCaseError::fail)?;
                 let all = |what: fn(&Entry) -> u64| model.values().map(|e| u128::from(what(e))).sum::<u128>();
@@ -571,7 +588,7 @@ mod tests {
                 prop_assert_eq!(ledger.sums().holders, group(&model, Standing::holds));
                 const CLOCK: Virtual = 3;
                 let waits = || model.values().filter(|e| e.standing == Standing::Waits);
-                let place_now = |e: &Entry| if e.floats { on_clock(e.place, CLOCK) } else { e.place };
+                let place_now = |e: &Entry| if e.floats { e.place.on_clock(CLOCK) } else { e.place };
                 let mut waiting: Vec<Place> = waits().map(place_now).collect();
                 waiting.sort_unstable();
                 prop_assert!(ledger.waiting(CLOCK).eq(waiting));

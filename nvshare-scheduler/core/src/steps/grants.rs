@@ -12,7 +12,7 @@ use crate::policy::patience::LONGEST_RESTORE;
 use crate::state::account::EarlyRestore;
 use crate::state::client::{Client, ClientId, HandOver, Phase, Why};
 use crate::state::gpu::Gpu;
-use crate::state::ledger::Standing;
+use crate::state::ledger::{Place, Standing};
 use crate::steps::books::Books;
 use crate::steps::round::Round;
 
@@ -40,7 +40,7 @@ impl Round<'_> {
         let mut at = None;
         let mut judged: Vec<u64> = Vec::new();
         while let Some(gpu) = self.books.state().gpu(uuid)
-            && let Some((_, _, id)) = next_behind(gpu, at)
+            && let Some(Place { client: id, .. }) = next_behind(gpu, at)
         {
             at = gpu.ledger.entry(id).map(|entry| entry.place);
             self.books.count_work(1);

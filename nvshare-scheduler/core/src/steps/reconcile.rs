@@ -75,8 +75,8 @@ impl Books {
     fn look_at_all(&mut self) -> BTreeSet<GpuUuid> {
         for uuid in self.agenda().gpus().clone() {
             let first = self.state().gpu(uuid).and_then(|gpu| gpu.waiting().next());
-            if let Some((_, _, id)) = first {
-                self.refresh_place(id);
+            if let Some(first) = first {
+                self.refresh_place(first.client);
             }
         }
         let mut gpus = self.agenda_mut().take_gpus();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use nvshare_proto::GpuUuid;
 
 use crate::judge::short::{is_short, noticed};
-use crate::judge::waiter::{Case, Head, Verdict, head_beside, nobody_else_fits};
+use crate::judge::waiter::{Case, Departure, Head, Verdict, head_beside, nobody_else_fits};
 use crate::state::client::{Client, ClientId, Phase, Why};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
@@ -25,7 +25,7 @@ impl Round<'_> {
         while let Some(place) = self.books.waiter_behind(uuid, at) {
             at = Some(place);
             self.books.count_work(1);
-            let id = place.2;
+            let id = place.client;
             // Others of its job may have run meanwhile, and moved it behind others: then it is met again.
             self.books.refresh_place(id);
             let Some((gpu, client)) = self.books.waiter(uuid, id) else { return };
@@ -96,8 +96,8 @@ impl Round<'_> {
     /// The first waiter that does not fit takes the turn if it is over. Else it waits, as the head of the queue.
     fn take_turn_or_wait(&mut self, uuid: GpuUuid, id: ClientId, case: &Case) -> Option<Head> {
         let (unit, contested) = (&case.unit, &self.books.state().outlook(case).contested);
-        let (splits, end) = self.books.state().turn_before(case);
-        match end {
+        let Departure { splits, end } = self.books.state().departure_for(case);
+        match *end {
             Some(end) if end.at <= self.books.state().now() => {
                 let mut leavers: Vec<ClientId> =
                     splits.iter().flat_map(|split| &split.leavers).copied().collect();

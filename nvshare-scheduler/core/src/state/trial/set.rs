@@ -23,7 +23,7 @@ impl State {
         if self.config.together == Together::Always || asked_for_turns || one_at_a_time || cannot_drain {
             return None;
         }
-        let waiting = gpu.waiting().chain(gpu.ledger.next().iter().copied()).map(|key| key.2);
+        let waiting = gpu.waiting().chain(gpu.ledger.next().iter().copied()).map(|place| place.client);
         let ids: BTreeSet<ClientId> =
             gpu.ledger.holders().iter().copied().chain(waiting).take(MOST_CLIENTS + 1).collect();
         let of_one_gpu =
