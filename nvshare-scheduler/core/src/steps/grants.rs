@@ -11,6 +11,7 @@ use crate::judge::room::next_behind;
 use crate::policy::patience::LONGEST_RESTORE;
 use crate::state::account::EarlyRestore;
 use crate::state::client::{Client, ClientId, HandOver, Phase, Why};
+use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::ledger::{Place, Standing};
 use crate::steps::books::Books;
@@ -83,8 +84,7 @@ impl Round<'_> {
     fn grant_or_evict(&mut self, id: ClientId, looked_at: GpuUuid, reserved: u64) {
         let state = self.books.state();
         let unit = state.unit(id);
-        let first = unit.first();
-        if self.lacking.contains(&first) {
+        if self.considered.contains(&unit.first()) {
             return;
         }
         let is_next = |client: &&Client| client.phase.is_next();
@@ -95,7 +95,7 @@ impl Round<'_> {
         let known = || gpus.iter().filter_map(|uuid| state.gpu(*uuid));
         let leaving = known().any(|gpu| state.is_in_the_way(gpu, &unit));
         if gpus.len() > 1 {
-            self.lacking.insert(first);
+            self.considered.insert(unit.first());
         }
         let moves =
             |uuid, &id: &ClientId| state.account(id, uuid).is_some_and(|account| account.order.is_some());
@@ -108,36 +108,56 @@ impl Round<'_> {
             self.books.step_back(&unit);
             return;
         }
+        let grantee = Grantee { id, unit, next, gpus };
         let mut complete = true;
-        for &uuid in &gpus {
-            let state = self.books.state();
-            // A client may use more GPUs than the core knows (see `sizes.rs`).
-            let Some(gpu) = state.gpu(uuid) else { continue };
-            let deficit = next.iter().map(|&id| gpu.deficit(id)).fold(0, u64::saturating_add);
-            let before = if uuid == looked_at { reserved } else { state.reserved_before(gpu, &unit) };
-            let free = state.free(gpu, id).saturating_sub(before);
-            if deficit <= free {
-                continue;
-            }
-            complete = false;
-            // If so much cannot be evicted, other clients were promised the room, or are about to give it back.
-            let lacking: Vec<ClientId> = next.iter().copied().filter(|&id| gpu.deficit(id) > 0).collect();
-            let missing = (deficit - free).saturating_add(state.overfull(gpu, id));
-            let leaves = self.books.order_evictions(uuid, missing, Some(&lacking));
-            // One that uses several GPUs, or has a gang, holds nothing while it waits for the others.
-            if leaves && unit.len() == 1 && gpus.len() == 1 {
-                self.books.restore_early(id, uuid, free);
-            }
+        for &uuid in &grantee.gpus {
+            let ahead = (uuid == looked_at).then_some(reserved);
+            complete &= self.books.find_room(&grantee, uuid, ahead);
         }
         if complete {
-            for id in next {
+            for id in grantee.next {
                 self.books.grant(id);
             }
         }
     }
 }
 
+/// A client that is next, with its gang.
+#[derive(Debug)]
+struct Grantee {
+    id: ClientId,
+    unit: Unit,
+    /// Those of the unit that are next.
+    next: Vec<ClientId>,
+    /// The GPUs that these use.
+    gpus: BTreeSet<GpuUuid>,
+}
+
 impl Books {
+    /// Looks for room on one GPU, and has others give back what is missing. Returns whether there was enough. `ahead`: bytes
+    /// that the clients ahead lack there, where they were counted.
+    fn find_room(&mut self, grantee: &Grantee, uuid: GpuUuid, ahead: Option<u64>) -> bool {
+        let Grantee { id, ref unit, ref next, ref gpus } = *grantee;
+        let state = self.state();
+        // A client may use more GPUs than the core knows (see `sizes.rs`).
+        let Some(gpu) = state.gpu(uuid) else { return true };
+        let deficit = next.iter().map(|&id| gpu.deficit(id)).fold(0, u64::saturating_add);
+        let ahead = ahead.unwrap_or_else(|| state.reserved_before(gpu, unit));
+        let free = state.free(gpu, id).saturating_sub(ahead);
+        if deficit <= free {
+            return true;
+        }
+        // If so much cannot be evicted, other clients were promised the room, or are about to give it back.
+        let lacking: Vec<ClientId> = next.iter().copied().filter(|&id| gpu.deficit(id) > 0).collect();
+        let missing = (deficit - free).saturating_add(state.overfull(gpu, id));
+        let leaves = self.order_evictions(uuid, missing, Some(&lacking));
+        // One that uses several GPUs, or has a gang, holds nothing while it waits for the others.
+        if leaves && unit.len() == 1 && gpus.len() == 1 {
+            self.restore_early(id, uuid, free);
+        }
+        false
+    }
+
     /// A client that is next gets what is free, while others still make room for it: it brings its memory back behind its
     /// closed gate. The room is its own, whatever becomes of its turn.
     fn restore_early(&mut self, id: ClientId, uuid: GpuUuid, free: u64) {

@@ -21,14 +21,14 @@ pub(crate) struct Round<'a> {
     pub(crate) watching: BTreeSet<ClientId>,
     /// Waiters whose contested GPUs are noted, since they were judged last; by the first of each gang.
     pub(crate) noted: BTreeSet<ClientId>,
-    /// Those who are next, and lack room on one of their GPUs.
-    pub(crate) lacking: BTreeSet<ClientId>,
+    /// Those who are next, use several GPUs and were considered for a grant, by the first of each gang.
+    pub(crate) considered: BTreeSet<ClientId>,
 }
 
 impl<'a> Round<'a> {
     pub(crate) fn new(books: &'a mut Books) -> Self {
-        let (watching, noted, lacking) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        Self { books, waiters: BTreeMap::new(), watching, noted, lacking }
+        let (watching, noted, considered) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        Self { books, waiters: BTreeMap::new(), watching, noted, considered }
     }
 
     /// A waiter's case, with its gang.
@@ -93,7 +93,7 @@ impl<'a> Round<'a> {
         let Some(uuid) = lacks.filter(|_| is_over) else { return false };
         self.books.remove_gang(gang);
         self.waiters.clear();
-        self.lacking.clear();
+        self.considered.clear();
         for &member in unit.iter() {
             self.books.with(member, |client| client.gang = None);
         }
