@@ -62,8 +62,8 @@ impl State {
         self.fits_with(gpu, Group::default(), unit, |_| false)
     }
 
-    pub(crate) fn fits_beside_members(&self, gpu: &Gpu, unit: &Unit) -> bool {
-        self.fits_with(gpu, gpu.ledger.sums().members, unit, Standing::is_member)
+    pub(crate) fn fits_beside_staying(&self, gpu: &Gpu, unit: &Unit) -> bool {
+        self.fits_with(gpu, gpu.ledger.sums().staying, unit, Standing::is_staying)
     }
 
     /// Whether the clients that still hold a GPU leave no place for a unit that is next.
@@ -119,23 +119,23 @@ impl State {
         Some(format!("what others have on {uuid} cannot be moved and leaves no room for it"))
     }
 
-    /// Splits the members of a GPU into those that fit it together with a unit, and those that do not. They are taken in the
+    /// Splits those who stay on a GPU into those that fit it together with a unit, and those that do not. They are taken in the
     /// order of turns. A gang stays as a whole, or leaves as a whole.
     pub(crate) fn keep_what_fits(
         &self,
         gpu: &Gpu,
         first: Option<&Unit>,
-        members: Vec<ClientId>,
+        staying: Vec<ClientId>,
     ) -> (Group, Vec<ClientId>) {
         let mut kept =
             first.map_or(Group::default(), |first| gpu.with_unit(Group::default(), first, |_| false));
         let mut leavers = Vec::new();
         // Where clients say different capacities, no two of them fit, whoever is asked.
-        let seen_by = first.and_then(|first| gpu.one_of(first)).or(members.first().copied());
+        let seen_by = first.and_then(|first| gpu.one_of(first)).or(staying.first().copied());
         let capacity = seen_by.map_or(0, |id| self.capacity(gpu, id));
         // The gangs that were judged, by their first members.
         let mut judged: Vec<ClientId> = Vec::new();
-        for id in members {
+        for id in staying {
             let unit = self.unit(id);
             if first.is_some_and(|first| first.contains(&id)) {
                 continue;
@@ -146,12 +146,12 @@ impl State {
                 }
                 judged.push(unit.first());
             }
-            let staying = |id: &ClientId| gpu.ledger.entry(*id).filter(|entry| entry.standing.is_member());
-            let more = unit.on(gpu.uuid).iter().filter_map(staying).fold(kept, Group::with);
+            let stays = |id: &ClientId| gpu.ledger.entry(*id).filter(|entry| entry.standing.is_staying());
+            let more = unit.on(gpu.uuid).iter().filter_map(stays).fold(kept, Group::with);
             if kept.count == 0 || self.fit_within(gpu, capacity, more) {
                 kept = more;
             } else {
-                leavers.extend(unit.on(gpu.uuid).iter().copied().filter(|id| staying(id).is_some()));
+                leavers.extend(unit.on(gpu.uuid).iter().copied().filter(|id| stays(id).is_some()));
             }
         }
         (kept, leavers)

@@ -28,7 +28,7 @@ pub(crate) struct End {
     pub(crate) in_turn: Time,
 }
 
-/// The members of a GPU, by whether they fit it together with a waiter.
+/// Those who stay on a GPU, by whether they fit it together with a waiter.
 #[derive(Debug)]
 pub(crate) struct Split {
     pub(crate) gpu: GpuUuid,
@@ -50,9 +50,9 @@ struct Held {
 }
 
 impl State {
-    /// Splits the members of a GPU for a waiter.
+    /// Splits those who stay on a GPU for a waiter.
     pub(crate) fn split_for(&self, gpu: &Gpu, unit: &Unit) -> Split {
-        let (kept, leavers) = self.keep_what_fits(gpu, Some(unit), self.members(gpu));
+        let (kept, leavers) = self.keep_what_fits(gpu, Some(unit), self.staying_by_turn(gpu));
         Split { gpu: gpu.uuid, kept, leavers: self.with_their_gangs(leavers) }
     }
 

@@ -38,8 +38,8 @@ impl State {
         places.into_iter().map(|place| place.client).collect()
     }
 
-    /// Members of a GPU, the furthest behind first.
-    pub(crate) fn members(&self, gpu: &Gpu) -> Vec<ClientId> {
-        self.by_turn(gpu, gpu.ledger.members().iter().copied())
+    /// Those who stay on a GPU, the furthest behind first.
+    pub(crate) fn staying_by_turn(&self, gpu: &Gpu) -> Vec<ClientId> {
+        self.by_turn(gpu, gpu.ledger.staying().iter().copied())
     }
 }

@@ -66,7 +66,7 @@ pub(crate) struct Departure {
 pub(crate) struct Head {
     /// The demand of the head, or of the largest client that waits right behind it; in bytes.
     demand: u128,
-    /// Bytes that stay when the head comes: members that keep running beside it, and memory that cannot be moved.
+    /// Bytes that stay when the head comes: those of clients that keep running beside it, and memory that cannot be moved.
     stays: u128,
 }
 
@@ -109,7 +109,7 @@ impl State {
             let uuids = self.gpus_wanted_by(unit);
             let gpus = || self.gpus_among(&uuids);
             let barred = gpus().filter(|gpu| uuids.len() > 1 && !self.may_go(gpu, unit));
-            let contested = gpus().filter(|gpu| !self.fits_beside_members(gpu, unit));
+            let contested = gpus().filter(|gpu| !self.fits_beside_staying(gpu, unit));
             Outlook {
                 paced_until: self.paced_until(unit),
                 barred: barred.map(|gpu| gpu.uuid).take(2).collect(),
@@ -155,9 +155,9 @@ impl State {
         holders.any(|client| client.stubborn_until.is_some())
     }
 
-    /// The head of a GPU's queue, beside the members that keep running when it comes.
+    /// The head of a GPU's queue, beside the clients that keep running when it comes.
     pub(crate) fn head(&self, gpu: &Gpu, unit: &Unit) -> Head {
-        head_beside(gpu, unit, self.keep_what_fits(gpu, Some(unit), self.members(gpu)).0)
+        head_beside(gpu, unit, self.keep_what_fits(gpu, Some(unit), self.staying_by_turn(gpu)).0)
     }
 
     /// True if even the smallest other waiter would delay the head and no waiter's job has the turn.
@@ -193,7 +193,7 @@ impl State {
             // Behind the first place of the unit there is nobody ahead of it.
             let Some(other) = other.filter(|other| !unit.contains(&other.id)) else { break };
             let others = self.unit_of(other);
-            if self.no_room_for(other).is_some() || self.fits_beside_members(gpu, &others) {
+            if self.no_room_for(other).is_some() || self.fits_beside_staying(gpu, &others) {
                 continue;
             }
             match &mut head {
@@ -208,7 +208,7 @@ impl State {
     }
 }
 
-/// The head of a GPU's queue, beside the members that keep running when it comes, with it.
+/// The head of a GPU's queue, beside the clients that keep running when it comes, with it.
 pub(crate) fn head_beside(gpu: &Gpu, unit: &Unit, kept: Group) -> Head {
     let demand = gpu.demand_of(unit);
     Head { demand, stays: kept.demand - demand + gpu.ledger.pinned_beside(kept) }
@@ -220,9 +220,9 @@ fn has_the_turn(gpu: &Gpu, client: &Client) -> bool {
     gpu.ledger.sums().leaving == 0 && gpu.shares.is_holding(client.job)
 }
 
-/// Whether no waiter is small enough to fit beside the members.
+/// Whether no waiter is small enough to fit beside those who stay.
 pub(crate) fn nobody_else_fits(gpu: &Gpu) -> bool {
-    let members = gpu.ledger.sums().members;
-    let is_too_large = |least| members.demand + u128::from(least) > u128::from(gpu.capacity);
-    gpu.ledger.least_waiting_demand().is_none_or(|least| members.count > 0 && is_too_large(least))
+    let staying = gpu.ledger.sums().staying;
+    let is_too_large = |least| staying.demand + u128::from(least) > u128::from(gpu.capacity);
+    gpu.ledger.least_waiting_demand().is_none_or(|least| staying.count > 0 && is_too_large(least))
 }

@@ -3,12 +3,12 @@
 //! Programs hurt each other through memory: once their sum exceeds the card, page faults move it. Below that, the driver's
 //! own time slicing shares the GPU, and taking turns would only leave it idle in the gaps of each program.
 
-/// Whether so many members, with this demand together, fit a GPU beside what cannot be moved; all in bytes.
+/// Whether so many clients, with this demand together, fit a GPU beside what cannot be moved; all in bytes.
 ///
 /// In exclusive mode no two clients share a GPU, whether they fit or not.
 #[must_use]
-pub(crate) fn fits(capacity: u64, pinned: u128, demand: u128, members: usize, exclusive: bool) -> bool {
-    if exclusive && members > 1 {
+pub(crate) fn fits(capacity: u64, pinned: u128, demand: u128, clients: usize, exclusive: bool) -> bool {
+    if exclusive && clients > 1 {
         return false;
     }
     pinned + demand <= u128::from(capacity)
@@ -20,7 +20,7 @@ mod tests {
 
     #[test]
     fn members_share_what_fits() {
-        for (capacity, pinned, demand, members, exclusive, expected) in [
+        for (capacity, pinned, demand, clients, exclusive, expected) in [
             (16, 0, 16, 2, false, true),
             (16, 1, 16, 2, false, false),
             (16, 0, 24, 2, false, false),
@@ -30,8 +30,8 @@ mod tests {
             (16, 0, 16, 1, true, true),
             (u64::MAX, u128::from(u64::MAX), 1, 1, false, false),
         ] {
-            let fit = fits(capacity, pinned, demand, members, exclusive);
-            assert_eq!(fit, expected, "{members} with {demand} in {capacity}");
+            let fit = fits(capacity, pinned, demand, clients, exclusive);
+            assert_eq!(fit, expected, "{clients} with {demand} in {capacity}");
         }
     }
 }

@@ -64,7 +64,7 @@ impl Standing {
         matches!(self, Self::Holds | Self::Leaves)
     }
 
-    pub(crate) fn is_member(self) -> bool {
+    pub(crate) fn is_staying(self) -> bool {
         matches!(self, Self::Holds | Self::Next)
     }
 }
@@ -152,7 +152,7 @@ impl Group {
         self.job = self.job.or(Some(entry.job));
     }
 
-    /// Sets the jobs of the group from a count of members for each job.
+    /// Sets the jobs of the group from a count of its clients for each job.
     fn are_of(&mut self, jobs: &BTreeMap<Job, usize>) {
         self.job = jobs.keys().next().copied();
         self.mixed = jobs.len() > 1;
@@ -178,11 +178,11 @@ pub(crate) struct Ledger {
     entries: BTreeMap<ClientId, Entry>,
     sums: Sums,
     /// Clients that hold the lock or are next, and were not asked to leave.
-    members: BTreeSet<ClientId>,
+    staying: BTreeSet<ClientId>,
     /// Clients that hold the lock.
     holders: BTreeSet<ClientId>,
-    /// How many members, and how many holders, each job has that answer.
-    member_jobs: BTreeMap<Job, usize>,
+    /// How many of those that stay, and how many holders, each job has that answer.
+    staying_jobs: BTreeMap<Job, usize>,
     holder_jobs: BTreeMap<Job, usize>,
     next: BTreeSet<Place>,
     /// Clients that wait and whose place is a time, and those whose place counts from the GPU's clock.
@@ -223,7 +223,7 @@ pub(crate) struct Sums {
     /// Bytes that the clients which are next lack together.
     pub(crate) next_deficit: u128,
     /// Clients that hold the lock or are next, and were not asked to leave.
-    pub(crate) members: Group,
+    pub(crate) staying: Group,
     /// Clients that hold the lock.
     pub(crate) holders: Group,
 }
@@ -261,13 +261,13 @@ impl Ledger {
         sums.leaving += usize::from(entry.is_leaving());
         sums.running += usize::from(entry.runs);
         sums.claiming += usize::from(entry.claims);
-        if entry.standing.is_member() {
-            sums.members.count_in(entry);
+        if entry.standing.is_staying() {
+            sums.staying.count_in(entry);
             if !entry.stuck {
-                *self.member_jobs.entry(entry.job).or_default() += 1;
+                *self.staying_jobs.entry(entry.job).or_default() += 1;
             }
-            sums.members.are_of(&self.member_jobs);
-            self.members.insert(id);
+            sums.staying.are_of(&self.staying_jobs);
+            self.staying.insert(id);
         }
         if entry.standing.holds() {
             sums.holders.count_in(entry);
@@ -315,13 +315,13 @@ impl Ledger {
         sums.leaving -= usize::from(entry.is_leaving());
         sums.running -= usize::from(entry.runs);
         sums.claiming -= usize::from(entry.claims);
-        if entry.standing.is_member() {
-            sums.members.count_out(entry);
+        if entry.standing.is_staying() {
+            sums.staying.count_out(entry);
             if !entry.stuck {
-                one_less(&mut self.member_jobs, entry.job);
+                one_less(&mut self.staying_jobs, entry.job);
             }
-            sums.members.are_of(&self.member_jobs);
-            self.members.remove(&id);
+            sums.staying.are_of(&self.staying_jobs);
+            self.staying.remove(&id);
         }
         if entry.standing.holds() {
             sums.holders.count_out(entry);
@@ -395,8 +395,8 @@ impl Ledger {
         &self.sums
     }
 
-    pub(crate) fn members(&self) -> &BTreeSet<ClientId> {
-        &self.members
+    pub(crate) fn staying(&self) -> &BTreeSet<ClientId> {
+        &self.staying
     }
 
     pub(crate) fn holders(&self) -> &BTreeSet<ClientId> {
@@ -584,7 +584,7 @@ mod tests {
                 prop_assert_eq!(ledger.sums().pinned, all(|e| e.pinned));
                 prop_assert_eq!(ledger.sums().allocated, all(|e| e.allocated));
                 prop_assert_eq!(ledger.sums().ordered, all(|e| e.ordered.unwrap_or(0)));
-                prop_assert_eq!(ledger.sums().members, group(&model, Standing::is_member));
+                prop_assert_eq!(ledger.sums().staying, group(&model, Standing::is_staying));
                 prop_assert_eq!(ledger.sums().holders, group(&model, Standing::holds));
                 const CLOCK: Virtual = 3;
                 let waits = || model.values().filter(|e| e.standing == Standing::Waits);

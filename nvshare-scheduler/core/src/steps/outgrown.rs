@@ -7,7 +7,7 @@ use crate::state::client::ClientId;
 use crate::steps::books::Books;
 
 impl Books {
-    /// Asks members to leave whose demand grew until the members no longer fit. Before the turn is over, the clients that
+    /// Asks clients to leave whose demand grew until those who stay no longer fit. Before the turn is over, the clients that
     /// grew leave first, then those least behind: one client's need does not end the turn of the others.
     ///
     /// A client whose drains are given up one after the other stays, and others leave: its drain may wait for a thread that sleeps
@@ -16,23 +16,23 @@ impl Books {
         let now = self.state().now();
         let Some(gpu) = self.state().looked_at(uuid) else { return };
         let (not_before, quantum) = (gpu.not_before, gpu.quantum);
-        let members = gpu.ledger.sums().members;
+        let together = gpu.ledger.sums().staying;
         // One client fits, or waits alone for what is in its way.
-        let Some(&first) = gpu.ledger.members().first().filter(|_| members.count > 1) else { return };
+        let Some(&first) = gpu.ledger.staying().first().filter(|_| together.count > 1) else { return };
         let is_over = gpu.turn_started.is_some_and(|started| started.saturating_add(quantum) <= now);
-        if self.state().fit(gpu, members, first) {
+        if self.state().fit(gpu, together, first) {
             return;
         }
         let is_stubborn =
             |id: &ClientId| self.state().client(*id).is_some_and(|client| client.deferrals >= STUBBORN);
-        let mut members = self.state().members(gpu);
+        let mut staying = self.state().staying_by_turn(gpu);
         if !is_over {
             let grew = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.needs);
-            members.sort_by_key(grew);
+            staying.sort_by_key(grew);
         }
-        members.sort_by_key(|id| !is_stubborn(id));
-        let for_a_stubborn_one = members.first().is_some_and(is_stubborn);
-        let (_, leavers) = self.state().keep_what_fits(gpu, None, members);
+        staying.sort_by_key(|id| !is_stubborn(id));
+        let for_a_stubborn_one = staying.first().is_some_and(is_stubborn);
+        let (_, leavers) = self.state().keep_what_fits(gpu, None, staying);
         // The drain that was given up is not tried again so soon; for one that stays, others leave at once.
         if now < not_before && (!for_a_stubborn_one || leavers.iter().any(is_stubborn)) {
             self.wake_at(uuid, not_before);

@@ -128,7 +128,7 @@ impl Books {
             let unit = self.state().unit(*id);
             self.state().clients_of(&unit).any(|client| client.deferrals > 0)
         };
-        let is_over = |gpu: &Gpu| !gpu.ledger.members().iter().chain(gpu.ledger.holders()).any(deferred);
+        let is_over = |gpu: &Gpu| !gpu.ledger.staying().iter().chain(gpu.ledger.holders()).any(deferred);
         if gpu.is_some_and(is_over) {
             self.on_gpu(uuid, |gpu| (gpu.not_before, gpu.deferrals) = (Time::ZERO, 0));
         }

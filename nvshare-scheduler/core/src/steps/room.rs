@@ -40,7 +40,7 @@ impl Books {
         // None: its need is over since this look began.
         let Some((gpu, account)) = there.filter(|(_, account)| account.needs > 0) else { return };
         let parked =
-            gpu.ledger.entry(id).is_some_and(|entry| !entry.standing.holds() && !entry.standing.is_member());
+            gpu.ledger.entry(id).is_some_and(|entry| !entry.standing.holds() && !entry.standing.is_staying());
         // One client can have no more than the capacity: a larger need gets only the rest up to that, which may be nothing.
         let capacity = self.state().capacity(gpu, id);
         let needs = account.needs.min(capacity.saturating_sub(account.room));
