@@ -277,7 +277,7 @@ fn asked_along_with(state: &State, id: ClientId) -> (BTreeSet<GpuUuid>, BTreeSet
     let mut gpus = BTreeSet::new();
     let mut others = BTreeSet::new();
     let mut look_at = vec![id];
-    let leaves = |client: &&Client| client.phase.drops() || client.phase == Phase::Drained;
+    let leaves = |client: &&Client| client.phase.is_dropping() || client.phase == Phase::Drained;
     while let Some(id) = look_at.pop() {
         for &member in state.unit(id).iter() {
             if !others.insert(member) {

@@ -30,7 +30,7 @@ pub(crate) enum Why {
 /// Where a client stands: by what the scheduler told it last, and what it answered. All that others ask follows from that, and is
 /// kept nowhere else:
 ///
-/// | phase | `holds` | `uses_a_turn` | `counts` | `runs` | in a ledger, as `Standing` |
+/// | phase | `holds` | `uses_a_turn` | `is_charged_to_its_job` | `is_running_or_draining` | in a ledger, as `Standing` |
 /// |---|---|---|---|---|---|
 /// | Parked | | | | | parked, or waits |
 /// | Next | | | | | next |
@@ -82,7 +82,7 @@ impl Phase {
         matches!(self, Self::Next(_))
     }
 
-    pub(crate) fn drops(self) -> bool {
+    pub(crate) fn is_dropping(self) -> bool {
         matches!(self, Self::Dropping { .. })
     }
 
@@ -91,18 +91,18 @@ impl Phase {
     }
 
     /// The client's time counts as held: from the open gate to the end of the drain.
-    pub(crate) fn runs(self) -> bool {
+    pub(crate) fn is_running_or_draining(self) -> bool {
         matches!(self, Self::Running { .. } | Self::Dropping { .. })
     }
 
     /// The client restores or computes: nobody else could use the GPU.
     pub(crate) fn uses_a_turn(self) -> bool {
-        self.counts() || matches!(self, Self::Granted { .. })
+        self.is_charged_to_its_job() || matches!(self, Self::Granted { .. })
     }
 
-    /// The time counts as that of the client's job. `share.rs` says how much a restore counts for.
-    pub(crate) fn counts(self) -> bool {
-        self.runs() || self == Self::Drained
+    /// The time is charged to the client's job. `share.rs` says how much a restore counts for.
+    pub(crate) fn is_charged_to_its_job(self) -> bool {
+        self.is_running_or_draining() || self == Self::Drained
     }
 
     pub(crate) fn shown(self, wants: bool) -> ClientState {
@@ -315,7 +315,7 @@ impl Client {
 
     /// Whether the client was asked to leave, and may be expected to.
     pub(crate) fn is_draining(&self) -> bool {
-        self.phase.drops() && !self.stuck
+        self.phase.is_dropping() && !self.stuck
     }
 
     /// Whether the client waits for the lock and is not next yet.
@@ -326,7 +326,7 @@ impl Client {
     /// Whether nothing that the client is asked for is to be expected. A stopped process that runs counts as usual until it is asked
     /// to leave.
     pub(crate) fn is_silent(&self) -> bool {
-        self.stuck || self.stopped && !self.phase.runs()
+        self.stuck || self.stopped && !self.phase.is_running_or_draining()
     }
 
     /// How long an answer of the client is waited for: not at all, if its process is stopped.
@@ -337,7 +337,7 @@ impl Client {
     /// How long the client has held the lock, and how long it has waited for the lock, up to now.
     pub(crate) fn times(&self, now: Time) -> (Duration, Duration) {
         let passed = now.saturating_sub(self.counted_to);
-        if self.phase.runs() {
+        if self.phase.is_running_or_draining() {
             (self.held + passed, self.waited)
         } else if self.wants {
             (self.held, self.waited + passed)
@@ -348,7 +348,7 @@ impl Client {
 
     /// Counts the time since the last call as held or waited. Called before the client's phase changes.
     pub(crate) fn count(&mut self, now: Time) {
-        if self.phase.runs() && self.told_waiting {
+        if self.phase.is_running_or_draining() && self.told_waiting {
             self.rhythm.add_work(now.saturating_sub(self.counted_to));
         }
         (self.held, self.waited) = self.times(now);
@@ -377,7 +377,7 @@ impl Client {
 
     /// Bytes of an account that the client cannot give back when asked.
     pub(crate) fn pinned(&self, account: &Account) -> u64 {
-        if self.stopped && !self.phase.runs() || self.phase.holds() && self.stuck {
+        if self.stopped && !self.phase.is_running_or_draining() || self.phase.holds() && self.stuck {
             account.room
         } else if self.phase.holds() && !self.phase.is_idle() && self.stubborn_until.is_some() {
             // The client answers, and gives back the room that it does not use.

@@ -239,7 +239,7 @@ impl Stands {
             overhead: account.overhead(),
             ordered: account.order.map(|order| order.bytes),
             needs: account.needs > 0 && !client.stopped,
-            runs: client.phase.runs(),
+            runs: client.phase.is_running_or_draining(),
             stuck: client.is_silent(),
             claims: client.phase == Phase::Next(Why::Claims),
             activity: self.activity,
@@ -279,8 +279,14 @@ fn activity(client: &Client) -> Activity {
     if client.stuck {
         return Activity::default();
     }
-    let (holds, counts) = (client.phase.uses_a_turn(), client.phase.counts());
+    let (holds, charged) = (client.phase.uses_a_turn(), client.phase.is_charged_to_its_job());
     let waits = client.waits() && !client.hopeless;
     let active = holds || waits || client.phase.is_next();
-    Activity { active, holds, counts, runs: client.phase.runs(), long: active && !client.is_interactive() }
+    Activity {
+        active,
+        holds,
+        charged,
+        runs: client.phase.is_running_or_draining(),
+        long: active && !client.is_interactive(),
+    }
 }

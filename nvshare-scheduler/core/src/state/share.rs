@@ -53,8 +53,8 @@ pub(crate) struct Activity {
     pub(crate) active: bool,
     /// The process has the GPU, and restores or computes.
     pub(crate) holds: bool,
-    /// The process's time counts: it holds the GPU and has restored.
-    pub(crate) counts: bool,
+    /// The process's time is charged to its job: it holds the GPU and has restored.
+    pub(crate) charged: bool,
     /// The process's gate is open, or its work completes.
     pub(crate) runs: bool,
     /// The process wants the GPU or has it, and is not interactive: it uses whole turns.
@@ -88,7 +88,7 @@ impl Share {
         count(&mut self.present, before.is_some(), after.is_some());
         count(&mut self.active, old.active, new.active);
         count(&mut self.holding, old.holds, new.holds);
-        count(&mut self.counting, old.counts, new.counts);
+        count(&mut self.counting, old.charged, new.charged);
         count(&mut self.running, old.runs, new.runs);
         count(&mut self.long, old.long, new.long);
     }

@@ -317,9 +317,9 @@ mod tests {
     const S: fn(u64) -> Duration = Duration::from_secs;
     const WAITS: Option<Activity> = Some(WANTS);
     const RESTORES: Option<Activity> = Some(Activity { holds: true, ..WANTS });
-    const HOLDS: Option<Activity> = Some(Activity { holds: true, counts: true, runs: true, ..WANTS });
+    const HOLDS: Option<Activity> = Some(Activity { holds: true, charged: true, runs: true, ..WANTS });
     const SITS: Option<Activity> = Some(Activity { active: false, long: false, ..WANTS });
-    const WANTS: Activity = Activity { active: true, holds: false, counts: false, runs: false, long: true };
+    const WANTS: Activity = Activity { active: true, holds: false, charged: false, runs: false, long: true };
 
     fn job(n: u64) -> Job {
         Job::Process(n)

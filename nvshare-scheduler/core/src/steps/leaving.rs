@@ -117,7 +117,7 @@ impl Books {
             }
         });
         self.on_each_gpu_of(id, |gpu, _| {
-            if phase.drops() || phase == Phase::Drained {
+            if phase.is_dropping() || phase == Phase::Drained {
                 gpu.released.insert(id);
             }
             gpu.freed_at = Some(now);
