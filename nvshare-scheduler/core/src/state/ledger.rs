@@ -153,7 +153,7 @@ impl Group {
     }
 
     /// Sets the jobs of the group from a count of its clients for each job.
-    fn are_of(&mut self, jobs: &BTreeMap<Job, usize>) {
+    fn set_jobs(&mut self, jobs: &BTreeMap<Job, usize>) {
         self.job = jobs.keys().next().copied();
         self.mixed = jobs.len() > 1;
     }
@@ -169,6 +169,20 @@ impl Group {
     pub(crate) fn with(mut self, entry: &Entry) -> Self {
         self.count_in(entry);
         self
+    }
+}
+
+/// How many clients of a job hold the GPU and use a turn, and how many wait.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Payer {
+    holding: usize,
+    waiting: usize,
+}
+
+impl Payer {
+    /// Whether clients wait though their job has the turn.
+    fn has_both(self) -> bool {
+        self.holding > 0 && self.waiting > 0
     }
 }
 
@@ -188,9 +202,9 @@ pub(crate) struct Ledger {
     /// Clients that wait and whose place is a time, and those whose place counts from the GPU's clock.
     waiting: BTreeSet<Place>,
     floating: BTreeSet<Place>,
-    /// Of each job to which time is charged: how many of its clients hold the GPU and use a turn, and how many wait.
-    payers: BTreeMap<Job, [usize; 2]>,
-    /// How many jobs have both.
+    /// The clients of each job to which time is charged.
+    payers: BTreeMap<Job, Payer>,
+    /// How many jobs have the turn, and clients that wait.
     in_turn: usize,
     /// The sizes of the GPU that clients state, and how many clients state each.
     totals: BTreeMap<u64, usize>,
@@ -266,7 +280,7 @@ impl Ledger {
             if !entry.stuck {
                 *self.staying_jobs.entry(entry.job).or_default() += 1;
             }
-            sums.staying.are_of(&self.staying_jobs);
+            sums.staying.set_jobs(&self.staying_jobs);
             self.staying.insert(id);
         }
         if entry.standing.holds() {
@@ -274,7 +288,7 @@ impl Ledger {
             if !entry.stuck {
                 *self.holder_jobs.entry(entry.job).or_default() += 1;
             }
-            sums.holders.are_of(&self.holder_jobs);
+            sums.holders.set_jobs(&self.holder_jobs);
             self.holders.insert(id);
         }
         match entry.standing {
@@ -298,7 +312,7 @@ impl Ledger {
         if let Some(total) = entry.total {
             *self.totals.entry(total).or_default() += 1;
         }
-        self.count_payer(entry, true);
+        self.change_payer(entry, |count| *count += 1);
         if let Some(due) = entry.due {
             self.due.insert((due, id));
         }
@@ -320,7 +334,7 @@ impl Ledger {
             if !entry.stuck {
                 one_less(&mut self.staying_jobs, entry.job);
             }
-            sums.staying.are_of(&self.staying_jobs);
+            sums.staying.set_jobs(&self.staying_jobs);
             self.staying.remove(&id);
         }
         if entry.standing.holds() {
@@ -328,7 +342,7 @@ impl Ledger {
             if !entry.stuck {
                 one_less(&mut self.holder_jobs, entry.job);
             }
-            sums.holders.are_of(&self.holder_jobs);
+            sums.holders.set_jobs(&self.holder_jobs);
             self.holders.remove(&id);
         }
         match entry.standing {
@@ -352,7 +366,7 @@ impl Ledger {
         if let Some(total) = entry.total {
             one_less(&mut self.totals, total);
         }
-        self.count_payer(entry, false);
+        self.change_payer(entry, |count| *count -= 1);
         if let Some(due) = entry.due {
             self.due.remove(&(due, id));
         }
@@ -362,23 +376,17 @@ impl Ledger {
         if entry.floats { &mut self.floating } else { &mut self.waiting }
     }
 
-    /// Counts an entry in or out of those of its job that hold the GPU, or wait.
-    fn count_payer(&mut self, entry: &Entry, comes: bool) {
-        let which = match entry.standing {
-            _ if entry.activity.holds => 0,
-            Standing::Waits => 1,
-            _ => return,
-        };
-        let has_both = |counts: &[usize; 2]| usize::from(counts.iter().all(|&count| count > 0));
-        let counts = self.payers.entry(entry.payer).or_default();
-        let before = has_both(counts);
-        match counts.get_mut(which) {
-            Some(count) if comes => *count += 1,
-            Some(count) => *count -= 1,
-            None => {}
+    /// Changes the count of those of an entry's job that hold the GPU, or wait, as the entry does.
+    fn change_payer(&mut self, entry: &Entry, change: fn(&mut usize)) {
+        if !entry.activity.holds && entry.standing != Standing::Waits {
+            return;
         }
-        self.in_turn = self.in_turn + has_both(counts) - before;
-        if *counts == [0; 2] {
+        let payer = self.payers.entry(entry.payer).or_default();
+        let before = *payer;
+        change(if entry.activity.holds { &mut payer.holding } else { &mut payer.waiting });
+        let after = *payer;
+        self.in_turn = self.in_turn + usize::from(after.has_both()) - usize::from(before.has_both());
+        if after == Payer::default() {
             self.payers.remove(&entry.payer);
         }
     }

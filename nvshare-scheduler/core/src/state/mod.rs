@@ -1,7 +1,8 @@
 //! The state: the clients and GPUs that are there, and all that each has.
 //!
-//! Nothing here decides anything or says anything to anybody: [`judge`](crate::judge) asks about it, and
-//! [`steps`](crate::steps) change it.
+//! Nothing in this room decides anything or says anything to anybody: [`steps`](crate::steps) change the state. The rooms above
+//! have methods of [`State`] too: questions in [`judge`](crate::judge), and what is shown of it in [`report`](crate::report). They
+//! only read, and nothing here calls them.
 
 pub(crate) mod account;
 pub(crate) mod agenda;
