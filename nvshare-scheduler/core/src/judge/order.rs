@@ -6,7 +6,7 @@
 use crate::state::State;
 use crate::state::client::{Client, ClientId};
 use crate::state::gpu::Gpu;
-use crate::state::ledger::Place;
+use crate::state::place::Place;
 
 impl State {
     /// A client's place in the order of turns on a GPU, as it is now.

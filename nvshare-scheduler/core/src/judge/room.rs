@@ -7,7 +7,8 @@ use crate::state::State;
 use crate::state::client::{Client, ClientId};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
-use crate::state::ledger::{Entry, Place, Standing};
+use crate::state::ledger::{Entry, Standing};
+use crate::state::place::Place;
 
 /// Room given, or made, beyond what an allocation asked for, so that not every allocation has to ask. At most a quarter of
 /// the free memory is given that way.

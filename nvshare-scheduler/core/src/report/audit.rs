@@ -4,7 +4,7 @@ use nvshare_proto::GpuUuid;
 
 use crate::state::State;
 use crate::state::client::{ClientId, Phase};
-use crate::state::ledger::Place;
+use crate::state::place::Place;
 
 impl State {
     /// Recomputes the ledgers from the clients and compares. `restless`: a GPU that is still to be looked at.

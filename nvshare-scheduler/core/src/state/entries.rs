@@ -12,7 +12,8 @@ use crate::state::agenda::Agenda;
 use crate::state::client::{Client, ClientId, Job, Phase, Why};
 use crate::state::config::Config;
 use crate::state::gpu::{Gpu, Size, Source};
-use crate::state::ledger::{Entry, Place, Standing};
+use crate::state::ledger::{Entry, Standing};
+use crate::state::place::Place;
 use crate::state::share::Activity;
 use crate::state::virtual_time::Virtual;
 

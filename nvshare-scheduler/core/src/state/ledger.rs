@@ -11,34 +11,9 @@ use std::ops::Bound;
 
 use crate::Time;
 use crate::state::client::{ClientId, Job};
+use crate::state::place::Place;
 use crate::state::shares::Activity;
 use crate::state::virtual_time::Virtual;
-
-/// The place of a client in the order of turns: the smallest virtual time first, then the longest wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
-    pub(crate) time: Virtual,
-    /// Since when the client has waited.
-    pub(crate) since: Time,
-    pub(crate) client: ClientId,
-}
-
-impl Place {
-    /// That of a client which is in no order.
-    pub(crate) fn nowhere(client: ClientId) -> Self {
-        Self { time: 0, since: Time::ZERO, client }
-    }
-
-    /// A place that counts from the clock, as a time.
-    fn on_clock(self, clock: Virtual) -> Self {
-        Self { time: self.time.saturating_add(clock), ..self }
-    }
-
-    /// The opposite: a time, as a place that counts from the clock.
-    fn from_clock(self, clock: Virtual) -> Self {
-        Self { time: self.time.saturating_sub(clock), ..self }
-    }
-}
 
 /// Where an entry's client stands, as far as the ledger needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -431,7 +406,7 @@ impl Ledger {
             Some(at) => queue.range((Bound::Excluded(at), Bound::Unbounded)).next().copied(),
             None => queue.first().copied(),
         };
-        let floats = first(&self.floating, at.map(|place| place.from_clock(clock)));
+        let floats = first(&self.floating, at.map(|place| place.relative_to(clock)));
         let floats = floats.map(|place| place.on_clock(clock));
         first(&self.waiting, at).into_iter().chain(floats).min()
     }

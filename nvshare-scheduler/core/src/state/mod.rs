@@ -14,6 +14,7 @@ pub(crate) mod entries;
 pub(crate) mod gangs;
 pub(crate) mod gpu;
 pub(crate) mod ledger;
+pub(crate) mod place;
 pub(crate) mod rule;
 pub(crate) mod share;
 pub(crate) mod shares;

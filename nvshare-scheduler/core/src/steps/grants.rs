@@ -13,7 +13,8 @@ use crate::state::account::EarlyRestore;
 use crate::state::client::{Client, ClientId, HandOver, Phase, Why};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
-use crate::state::ledger::{Place, Standing};
+use crate::state::ledger::Standing;
+use crate::state::place::Place;
 use crate::steps::books::Books;
 use crate::steps::round::Round;
 

@@ -9,7 +9,7 @@ use crate::judge::waiter::{Case, Departure, Head, Verdict, head_beside, nobody_e
 use crate::state::client::{Client, ClientId, Phase, Why};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
-use crate::state::ledger::Place;
+use crate::state::place::Place;
 use crate::state::rule::Rule;
 use crate::steps::books::Books;
 use crate::steps::round::Round;

@@ -1,0 +1,31 @@
+//! The place of a client in the order of turns: the smallest virtual time first, then the longest wait.
+
+use crate::Time;
+use crate::state::client::ClientId;
+use crate::state::virtual_time::Virtual;
+
+/// See the module's documentation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) time: Virtual,
+    /// Since when the client has waited.
+    pub(crate) since: Time,
+    pub(crate) client: ClientId,
+}
+
+impl Place {
+    /// That of a client which is in no order.
+    pub(crate) fn nowhere(client: ClientId) -> Self {
+        Self { time: 0, since: Time::ZERO, client }
+    }
+
+    /// A place that counts from the clock, as a time.
+    pub(in crate::state) fn on_clock(self, clock: Virtual) -> Self {
+        Self { time: self.time.saturating_add(clock), ..self }
+    }
+
+    /// The opposite: a place whose time is counted from the clock.
+    pub(in crate::state) fn relative_to(self, clock: Virtual) -> Self {
+        Self { time: self.time.saturating_sub(clock), ..self }
+    }
+}
