@@ -72,6 +72,8 @@ struct Seat {
 pub(crate) struct Error {
     variable: String,
     reason: String,
+    /// The limits of the seat cannot be followed, which may be otherwise in a moment.
+    is_of_seat: bool,
 }
 
 impl fmt::Display for Error {
@@ -150,7 +152,11 @@ impl Config {
         // The general names sort before the particular ones, which overrule them.
         variables.sort();
         for (variable, value) in variables {
-            config.apply(&variable, &value).map_err(|reason| Error { variable, reason })?;
+            config.apply(&variable, &value).map_err(|reason| Error {
+                variable,
+                reason,
+                is_of_seat: false,
+            })?;
         }
         Ok(config)
     }
@@ -325,33 +331,46 @@ fn parse_switch(value: &str) -> Result<bool, String> {
     }
 }
 
-/// The settings. An error is logged once and stays: limits fail closed.
+/// The settings. An error is logged once: limits fail closed. It stays, unless it is about the seat, whose limits are read again then.
 pub(crate) fn get() -> Result<&'static Config, &'static Error> {
     static CONFIG: OnceLock<Result<Config, Error>> = OnceLock::new();
-    CONFIG
-        .get_or_init(|| {
-            let variables = env::vars_os().filter_map(|(name, value)| {
-                let name = name.into_string().ok().filter(|name| names::is_of_library(name))?;
-                Some((name, value.to_string_lossy().into_owned()))
-            });
-            let config = Config::parse(variables).and_then(|mut config| {
-                match seat::limits(socket()) {
-                    Ok(None) => {}
-                    Ok(Some(limits)) => config.keep_to(limits)?,
-                    Err((variable, reason)) => return Err(Error { variable, reason }),
-                }
-                Ok(config)
-            });
-            match &config {
-                Ok(config) => {
-                    log::set_level(config.log);
-                    warn_of_names();
-                }
-                Err(error) => log::error(format_args!("{error}")),
+    // A seat's limits may be written yet, so that a process that is started too early is not too early for ever.
+    static TOO_EARLY: OnceLock<Error> = OnceLock::new();
+    let read = || {
+        let variables = env::vars_os().filter_map(|(name, value)| {
+            let name = name.into_string().ok().filter(|name| names::is_of_library(name))?;
+            Some((name, value.to_string_lossy().into_owned()))
+        });
+        Config::parse(variables).and_then(|mut config| {
+            match seat::limits(socket()) {
+                Ok(None) => {}
+                Ok(Some(limits)) => config.keep_to(limits)?,
+                Err((variable, reason)) => return Err(Error { variable, reason, is_of_seat: true }),
             }
-            config
+            Ok(config)
         })
-        .as_ref()
+    };
+    if let Some(known) = CONFIG.get() {
+        return known.as_ref();
+    }
+    match read() {
+        Err(error) if error.is_of_seat => Err(TOO_EARLY.get_or_init(|| {
+            log::error(format_args!("{error}"));
+            error
+        })),
+        config => CONFIG
+            .get_or_init(|| {
+                match &config {
+                    Ok(config) => {
+                        log::set_level(config.log);
+                        warn_of_names();
+                    }
+                    Err(error) => log::error(format_args!("{error}")),
+                }
+                config
+            })
+            .as_ref(),
+    }
 }
 
 /// Warns of variables that have no effect, though a user may expect one.

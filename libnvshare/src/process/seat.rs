@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nvshare_proto::SeatName;
 use nvshare_proto::env as names;
@@ -28,43 +28,72 @@ pub(crate) type Limits = Vec<(String, String)>;
 /// # Errors
 /// The file's path, and the reason why it cannot be followed.
 pub(crate) fn limits(socket: &Path) -> Result<Option<Limits>, (String, String)> {
-    // Without `/proc` it is not known whether there is a seat.
-    limits_where(socket, || fs::read_to_string(MOUNTS).unwrap_or_default())
+    // Without `/proc` it is not known whether there is a seat. A path of another mount may be no UTF-8.
+    limits_where(socket, || {
+        fs::read(MOUNTS).map(|list| String::from_utf8_lossy(&list).into_owned()).unwrap_or_default()
+    })
 }
 
 /// The same, with the kernel's list of mounts.
 fn limits_where(socket: &Path, mounts: impl FnOnce() -> String) -> Result<Option<Limits>, (String, String)> {
-    // A program may name another socket, and stays within the limits of its seat.
     let fixed = Path::new(SYSTEM_SOCKET).with_file_name(SEAT_LIMITS);
     let beside = socket.with_file_name(SEAT_LIMITS);
-    for path in [&fixed, &beside] {
-        if fs::symlink_metadata(path).is_ok() {
-            let failed = |reason: String| (path.display().to_string(), reason);
-            let text = read(path).map_err(|error| failed(error.to_string()))?;
-            return parse(&text).map(Some).map_err(failed);
-        }
+    let failed = |path: &Path, reason: String| (path.display().to_string(), reason);
+    let follow = |path: &Path| {
+        let text = read(path).map_err(|error| failed(path, error.to_string()))?;
+        parse(&text).map(Some).map_err(|reason| failed(path, reason))
+    };
+    let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
+    // A program may name another socket, and stays within the limits of its seat.
+    if is_there(&fixed) {
+        return follow(&fixed);
     }
-    match mounted(&mounts()) {
-        Some(seat) => {
+    match mounted(&mounts()).as_slice() {
+        [] if is_there(&beside) => follow(&beside),
+        [] => Ok(None),
+        [(seat, folder)] => {
+            let path = folder.join(SEAT_LIMITS);
+            if is_there(&path) {
+                return follow(&path);
+            }
             let reason =
                 format!("this container has seat {seat}, and no scheduler has written its limits yet");
-            Err((fixed.display().to_string(), reason))
+            Err(failed(&path, reason))
         }
-        None => Ok(None),
+        [(first, at), (second, also_at), ..] => {
+            let also_at = also_at.display();
+            Err(failed(
+                at,
+                format!(
+                    "this container has two seats, {first} here and {second} at {also_at}: one is enough"
+                ),
+            ))
+        }
     }
 }
 
-/// The seat whose folder is mounted, by the kernel's list: a mount's fourth field says which folder of its file system is mounted
-/// (`proc_pid_mountinfo(5)`). Neither a variable nor an empty folder hides that.
-fn mounted(list: &str) -> Option<SeatName> {
+/// The seats whose folders are mounted, and where, by the kernel's list: a mount's fourth field says which folder of its file system is
+/// mounted, and the fifth where (`proc_pid_mountinfo(5)`). Neither a variable nor an empty folder hides that.
+fn mounted(list: &str) -> Vec<(SeatName, PathBuf)> {
     let of_seats = Path::new(SEATS).file_name();
-    list.lines().find_map(|line| {
-        // The kernel writes this behind a folder that was removed.
-        let folder = line.split(' ').nth(3)?;
-        let folder = Path::new(folder.strip_suffix("//deleted").unwrap_or(folder));
+    let name_of = |folder: &Path| -> Option<SeatName> {
         let name = folder.file_name()?.to_str()?.parse().ok()?;
         (folder.parent()?.file_name() == of_seats).then_some(name)
-    })
+    };
+    let mut seats: Vec<(SeatName, PathBuf)> = Vec::new();
+    for line in list.lines() {
+        let mut fields = line.split(' ').skip(3);
+        let (Some(root), Some(at)) = (fields.next(), fields.next()) else { continue };
+        // The kernel writes this behind a folder that was removed.
+        let root = Path::new(root.strip_suffix("//deleted").unwrap_or(root));
+        // A file of the folder may be mounted alone.
+        if let Some(name) = root.ancestors().find_map(name_of)
+            && seats.iter().all(|(known, _)| *known != name)
+        {
+            seats.push((name, at.into()));
+        }
+    }
+    seats
 }
 
 fn read(path: &Path) -> io::Result<String> {
@@ -103,10 +132,12 @@ mod tests {
         let name = "dabc7573cefc8f50";
         let mount = |root: &str| format!("621 598 0:26 {root} /run/nvshare ro,nosuid,nodev - tmpfs tmpfs rw");
         let list = |root: &str| format!("598 1 0:55 / / rw - overlay overlay rw\n{}\n", mount(root));
+        let there = PathBuf::from("/run/nvshare");
         for root in ["/nvshare-seats", "/run/nvshare-seats", "/@/var/run/nvshare-seats"] {
-            let seat = Some(name.parse().unwrap());
+            let seat = vec![(name.parse().unwrap(), there.clone())];
             assert_eq!(mounted(&list(&format!("{root}/{name}"))), seat);
             assert_eq!(mounted(&list(&format!("{root}/{name}//deleted"))), seat);
+            assert_eq!(mounted(&list(&format!("{root}/{name}/scheduler.sock"))), seat, "a file alone");
         }
         for root in [
             "/nvshare-seats",
@@ -115,16 +146,30 @@ mod tests {
             "/other/dabc7573cefc8f50",
             "/nvshare-seats/dabc/x",
         ] {
-            assert_eq!(mounted(&list(root)), None, "{root}");
+            assert_eq!(mounted(&list(root)), [], "{root}");
         }
-        assert_eq!((mounted(""), mounted("\n36 35\n")), (None, None));
+        assert_eq!((mounted(""), mounted("\n36 35\n")), (vec![], vec![]));
 
         // A container that started before the scheduler: its folder is empty.
         let (socket, seats) = (Path::new("/nowhere/scheduler.sock"), list(&format!("/nvshare-seats/{name}")));
-        let (path, why) = limits_where(socket, || seats).unwrap_err();
-        assert_eq!(path, "/var/run/nvshare/limits");
+        let (path, why) = limits_where(socket, || seats.clone()).unwrap_err();
+        assert_eq!(path, "/run/nvshare/limits");
         assert!(why.starts_with(&format!("this container has seat {name}, and no scheduler")), "{why}");
         assert_eq!(limits_where(socket, || list("/nvshare")), Ok(None));
+
+        // A program cannot say that its limits are elsewhere.
+        let folder = std::env::temp_dir().join(format!("nvshare-no-seat-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(SEAT_LIMITS), "").unwrap();
+        let socket = folder.join("scheduler.sock");
+        assert!(limits_where(&socket, || seats.clone()).is_err());
+        assert_eq!(limits_where(&socket, String::new), Ok(Some(vec![])));
+        fs::remove_dir_all(&folder).unwrap();
+
+        let two =
+            seats.clone() + &seats.replace(name, "a1d92207a4be77e2").replace("/run/nvshare ", "/second ");
+        let (_, why) = limits_where(Path::new("/nowhere/s"), || two).unwrap_err();
+        assert!(why.contains("two seats") && why.contains("/second"), "{why}");
     }
 
     #[test]
