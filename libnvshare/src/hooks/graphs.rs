@@ -119,7 +119,8 @@ pub(crate) unsafe fn launch<const PER_THREAD: bool>(
     }
     // SAFETY: the caller's arguments.
     let result = pass_gate_on(StreamKey::new(stream, PER_THREAD), || unsafe { real(exec, stream) });
-    if driver_reserve::has_graphs() {
+    let has_run = result == CUresult::SUCCESS || result == CUresult::OUT_OF_MEMORY;
+    if has_run && driver_reserve::has_graphs() {
         // The first launches of a graph take memory; later ones rarely do.
         let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);
         if launches < 16 || launches.is_multiple_of(64) {

@@ -1,5 +1,7 @@
 //! The ways to get memory for an allocation before it is refused.
 
+use std::time::{Duration, Instant};
+
 use nvshare_client::Wait;
 
 use crate::driver::types::CUresult;
@@ -11,6 +13,8 @@ use crate::process::bell;
 
 /// How often one allocation finds that the driver has less than the account says, before it fails.
 const MOST_LOSSES: u32 = 16;
+/// How long one allocation that exceeds a limit is tried again.
+const LONGEST_CLIMB: Duration = Duration::from_secs(10);
 
 /// Why an allocation cannot be made now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,13 +51,23 @@ pub(super) struct Ladder {
     awaited: Option<Awaited<'static>>,
     /// How often the driver had less than the account said.
     losses: u32,
+    /// When it first would have exceeded a limit.
+    limited_since: Option<Instant>,
 }
 
 impl Ladder {
     /// An allocation of `bytes` bytes is about to be tried for the first time.
     pub(super) fn new(device: &'static Device, bytes: u64, kind: Kind) -> Self {
         deferred_free::free_without_waiting();
-        Self { device, bytes, kind, late_frees: LateFrees::begin(), awaited: None, losses: 0 }
+        Self {
+            device,
+            bytes,
+            kind,
+            late_frees: LateFrees::begin(),
+            awaited: None,
+            losses: 0,
+            limited_since: None,
+        }
     }
 
     /// Climbs to the first rung that helps.
@@ -61,6 +75,12 @@ impl Ladder {
     /// # Errors
     /// Out of memory: none helps, so the allocation is refused.
     pub(super) fn climb(&mut self, shortage: Shortage) -> Result<(), CUresult> {
+        // Other threads may free small memory over and over, and none of it may ever be enough.
+        if shortage == Shortage::Limit
+            && self.limited_since.get_or_insert_with(Instant::now).elapsed() > LONGEST_CLIMB
+        {
+            return Err(CUresult::OUT_OF_MEMORY);
+        }
         let has_helped = self.end_spare_slabs()
             || match shortage {
                 Shortage::Limit => self.release_reserve() || self.wait_for_late_frees(),
