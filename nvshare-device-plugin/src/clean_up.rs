@@ -30,6 +30,12 @@ pub async fn run(options: &Options) -> Result<(), String> {
             "containers that have seats: {count}, such as {holder} ({seat}): remove their pods first"
         ));
     }
+    // The list leaves out init containers, and a kubelet that starts again lists nothing for a moment.
+    if let Some(given) = pods::given(options).await?
+        && !given.is_empty()
+    {
+        return Err(format!("the kubelet's record names seats: {}; remove their pods first", given.len()));
+    }
     for file in [options.cdi_dir.join(cdi::FILE), kubelet::socket(&options.kubelet)] {
         gone(&file, fs::remove_file(&file))?;
     }

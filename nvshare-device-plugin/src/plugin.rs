@@ -162,12 +162,21 @@ impl Plugin {
         let is_ours =
             |slots: &[Slot]| slots.iter().all(|slot| self.cards.iter().any(|card| card.gpu == slot.gpu));
         let lost = given.iter().filter(|(name, slots)| !known.contains(name) && is_ours(slots));
-        let lost: Vec<_> = lost.collect();
-        for (name, slots) in &lost {
-            self.give(Seat { slots: (*slots).clone(), given: self.options.given() }).await?;
-            warn!("seat {name}, which a container has, was not recorded any more; it is again");
+        let (mut is_any, mut outcome) = (false, Ok(()));
+        for (name, slots) in lost {
+            match self.give(Seat { slots: slots.clone(), given: self.options.given() }).await {
+                Ok(_) => {
+                    is_any = true;
+                    warn!("seat {name}, which a container has, was not recorded any more; it is again");
+                }
+                // The others have nothing to do with it.
+                Err(status) => outcome = Err(status),
+            }
         }
-        if lost.is_empty() { Ok(()) } else { self.publish_soon().await }
+        if is_any {
+            self.publish_soon().await?;
+        }
+        outcome
     }
 
     /// Removes the seats that no container has had for a while. `held`: those that containers have now.
@@ -193,6 +202,10 @@ impl Plugin {
                 lock(&plugin.unused).keep(name);
                 lock(&plugin.made).remove(&name);
                 let removed = plugin.scheduler.change(AdminRequest::RemoveSeat(name));
+                if let Err(Error::Refused(_)) = &removed {
+                    // It is there as before.
+                    lock(&plugin.made).insert(name);
+                }
                 removed.map_err(|error| error.to_string())?;
                 lock(&plugin.records).remove(name).map(|()| true)
             };

@@ -116,6 +116,24 @@ pub async fn holders_now(options: &Options) -> Result<Holders, String> {
     Ok(holders(&pods, &options.resource))
 }
 
+/// The seats that the kubelet's own record names. None: there is no record, so nothing was given out yet.
+///
+/// # Errors
+/// The record cannot be read, or has another form.
+pub async fn given(options: &Options) -> Result<Option<checkpoint::Seats>, String> {
+    let path = options.kubelet.join("device-plugins").join(checkpoint::FILE);
+    let resource = options.resource.clone();
+    let read = move || {
+        match fs::read_to_string(&path) {
+            Ok(text) => checkpoint::seats(&text, &resource).map(Some),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
+        .map_err(|error| format!("{}: {error}", path.display()))
+    };
+    spawn_blocking(read).await.unwrap_or_else(|error| Err(error.to_string()))
+}
+
 /// Tells the scheduler whose the seats are, for ever. `boot`: which run of the scheduler answers, if any.
 pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
     let socket = socket(&plugin.options);
@@ -171,20 +189,10 @@ pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
 /// Makes seats that the kubelet's record names and that are not there, and removes those that nobody has. Without the record, or where it does not
 /// name what the kubelet itself lists, nothing is removed.
 async fn keep_in_step(plugin: &Arc<Plugin>, listed: &Holders) {
-    let path = plugin.options.kubelet.join("device-plugins").join(checkpoint::FILE);
-    let (resource, from) = (plugin.options.resource.clone(), path.clone());
-    let read = move || match fs::read_to_string(from) {
-        Ok(text) => checkpoint::seats(&text, &resource).map(Some),
-        // Nothing was given out yet.
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error.to_string()),
-    };
-    let given = match spawn_blocking(read).await {
-        Ok(Ok(Some(given))) => given,
-        Ok(Err(error)) => {
-            return NO_RECORD.say(format_args!("{}: {error}; no seat is removed", path.display()));
-        }
-        _ => return,
+    let given = match given(&plugin.options).await {
+        Ok(Some(given)) => given,
+        Ok(None) => return,
+        Err(error) => return NO_RECORD.say(format_args!("{error}; no seat is removed")),
     };
     let restored = plugin.restore(&given).await;
     let done = if listed.keys().all(|seat| given.contains_key(seat)) {

@@ -386,7 +386,8 @@ fn seats_and_pods(snapshot: &Snapshot) -> Vec<Row> {
 
 /// A slot that was given out and that nobody uses: the library may not be in the container's programs.
 fn unused_seats(snapshot: &Snapshot) -> Vec<Row> {
-    let is_unused = |seat: &&SeatStatus| seat.holder.is_some() && seat.clients.is_empty();
+    let is_alive = |id: &u64| snapshot.clients.iter().any(|client| client.client == *id && !client.gone);
+    let is_unused = |seat: &&SeatStatus| seat.holder.is_some() && !seat.clients.iter().any(is_alive);
     vec![(Vec::new(), snapshot.seats.iter().filter(is_unused).count() as u64)]
 }
 
