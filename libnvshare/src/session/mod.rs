@@ -25,7 +25,6 @@ use crate::memory::devices::{self, Account, Device};
 use crate::memory::mapping::supply;
 use crate::memory::mover;
 use crate::memory::quota;
-use crate::process::config::Config;
 use crate::process::lifecycle::{self, AtExit};
 use crate::process::lock::lock;
 use crate::process::{bell, config, counters, log, threads};
@@ -99,13 +98,32 @@ fn run() {
         begin: Instant::now(),
         library: Library { wire: None, version: VERSION, broken: None, reconnects: false },
         next_attempt: Instant::now(),
-        in_seat: None,
         registered: false,
         lost_for: None,
     };
     loop {
         thread.turn();
     }
+}
+
+/// The share of the GPUs' time that the environment, or the seat, asks for.
+///
+/// A seat may have other limits by now than those that the process knows: an old one would look like a wish of its own.
+fn asked() -> Asked {
+    let Ok(config) = config::get() else { return Asked::default() };
+    let ordinal = |device: &Device| usize::try_from(device.ordinal).ok();
+    let now = config.in_its_seat_now();
+    if let Some(now) = &now {
+        for device in devices::all() {
+            let limit = ordinal(device).and_then(|index| now.limit(index));
+            device.update_for_all(|account| account.set_allocation_limit(limit));
+        }
+    }
+    let config = now.as_ref().unwrap_or(config);
+    let limit = |device: &Device| {
+        Some(ComputeLimit { gpu: device.uuid, percent: config.compute_limit(ordinal(device)?)? })
+    };
+    Asked { compute: devices::all().filter_map(limit).collect(), ..config.asked() }
 }
 
 /// The session's thread: it waits for events and passes them to the session.
@@ -115,8 +133,6 @@ struct Thread {
     begin: Instant,
     library: Library,
     next_attempt: Instant,
-    /// The settings with the limits that the seat had when they were last read.
-    in_seat: Option<Config>,
     /// Whether a scheduler has registered the process, now or before.
     registered: bool,
     /// Why the last connection was lost, until a scheduler answers again: the same reason is not logged each second.
@@ -162,33 +178,6 @@ impl Thread {
         [self.session.tick_every(&self.library), reconnect].into_iter().flatten().min()
     }
 
-    /// The share of the GPUs' time that the environment, or the seat, asks for.
-    ///
-    /// A seat may have other limits by now than those that the process knows: an old one would look like a wish of its own. A limit that
-    /// the scheduler has told since stays.
-    fn read_asked(&mut self) -> Asked {
-        let Ok(first) = config::get() else { return Asked::default() };
-        let ordinal = |device: &Device| usize::try_from(device.ordinal).ok();
-        if let Some(now) = first.in_its_seat_now() {
-            let before = self.in_seat.as_ref().unwrap_or(first);
-            let limit = |config: &Config, device| ordinal(device).and_then(|index| config.limit(index));
-            for device in devices::all() {
-                let (old, new) = (limit(before, device), limit(&now, device));
-                device.update_for_all(|account| {
-                    if account.allocation_limit() == old {
-                        account.set_allocation_limit(new);
-                    }
-                });
-            }
-            self.in_seat = Some(now);
-        }
-        let config = self.in_seat.as_ref().unwrap_or(first);
-        let limit = |device: &Device| {
-            Some(ComputeLimit { gpu: device.uuid, percent: config.compute_limit(ordinal(device)?)? })
-        };
-        Asked { compute: devices::all().filter_map(limit).collect(), ..config.asked() }
-    }
-
     fn connect_if_due(&mut self) {
         if self.library.wire.is_some() || Instant::now() < self.next_attempt {
             return;
@@ -198,7 +187,7 @@ impl Thread {
             Ok(wire) => {
                 self.library.wire = Some(wire);
                 // It may change the limits, which are registered.
-                let asked = self.read_asked();
+                let asked = asked();
                 let (gate, usage) = self.tell(Session::register);
                 let register = Register {
                     pid: std::process::id(),
