@@ -10,7 +10,7 @@ use std::time::Duration;
 use nvshare_proto::{AdminRequest, Holder, SeatName, Seldom, Slot};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::api::{Empty, LIST_PODS, ListPodResourcesResponse};
@@ -141,22 +141,13 @@ pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
     // What was told, and to which run of the scheduler.
     let mut told: Option<(u64, Holders)> = None;
     let mut held = Held::default();
-    // The kubelet's record changes with its pods, and is looked at seldom beside that.
-    let mut in_step = None;
-    let patience = Duration::from_secs(plugin.options.keep_unused.clamp(1, 10));
     loop {
         let run = *boot.borrow();
         if let Some(run) = run {
             match list(&mut kubelet, &socket).await {
                 Ok(pods) => {
                     let listed = holders(&pods, &plugin.options.resource);
-                    let is_due = in_step.as_ref().is_none_or(|(when, then): &(Instant, Holders)| {
-                        *then != listed || when.elapsed() >= patience
-                    });
-                    if is_due {
-                        keep_in_step(&plugin, &listed).await;
-                        in_step = Some((Instant::now(), listed.clone()));
-                    }
+                    keep_in_step(&plugin, &listed).await;
                     let now = held.look(listed);
                     let known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
                     let changes = changes(known.as_ref(), now, &plugin.seats().await);

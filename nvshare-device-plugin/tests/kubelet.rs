@@ -575,7 +575,10 @@ async fn what_is_left_on_a_machine_is_removed_when_no_pod_needs_it() {
     refused(&mut machine, "pod-resources/kubelet.sock").await;
     assert!(machine.specification().exists() && machine.root.join("lib/libnvshare.so").exists());
 
-    let _kubelet = Kubelet::start(&machine.root);
+    // A kubelet that has just started lists nothing, and its record is there.
+    let kubelet = Kubelet::start(&machine.root);
+    refused(&mut machine, "the kubelet's record names seats: 1").await;
+    kubelet.run_pods(&[]);
     // Twice: it does not matter whether anything is left.
     for _ in 0..2 {
         let number = machine.start(&clean_up);

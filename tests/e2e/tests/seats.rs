@@ -302,9 +302,12 @@ fn seats_are_there_again_after_a_restart_with_their_limits_and_clients() {
     std::fs::write(&record, &whole[..whole.len() / 2]).expect("a file");
 
     let scheduler = places.start(&world);
-    let log = scheduler.log();
-    let line = log.lines().find(|line| line.contains(&text(&record))).unwrap_or_else(|| panic!("{log}"));
-    assert!(line.contains("this seat is not there until it is asked for again"), "{line}");
+    // The log is written by a thread of its own.
+    wait_until("the log names the torn record", || {
+        let of_record = |line: &str| line.contains(&text(&record));
+        let why = "this seat is not there until it is asked for again";
+        scheduler.log().lines().any(|line| of_record(line) && line.contains(why))
+    });
     let names: Vec<SeatName> = Scheduler::status(&world).seats.iter().map(|row| row.name).collect();
     assert_eq!(names, [one]);
     Scheduler::until(&world, "its client is back", |status| {
