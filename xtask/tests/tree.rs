@@ -31,7 +31,7 @@ fn walk(dir: &Path, root: &Path, found: &mut Vec<PathBuf>) {
         let (path, name) = (entry.path(), entry.file_name());
         let is_folder = entry.file_type().unwrap().is_dir();
         let is_hidden = name.to_string_lossy().starts_with('.') && name != ".ci" && name != ".cargo";
-        if is_folder && (is_hidden || name == "target" || name == "node_modules") {
+        if is_folder && (is_hidden || name == "target" || name == "dist" || name == "node_modules") {
             continue;
         }
         found.push(path.strip_prefix(root).unwrap().to_owned());

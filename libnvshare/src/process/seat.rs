@@ -72,7 +72,7 @@ fn limits_where(socket: &Path, mounts: impl FnOnce() -> String) -> Result<Option
     }
 }
 
-/// The seats whose folders are mounted, and where, by the kernel's list: a mount's fourth field says which folder of its file system is
+/// The seats whose folders are mounted, and where, by the kernel's list. A mount's fourth field says which folder of its file system is
 /// mounted, and the fifth where (`proc_pid_mountinfo(5)`). Neither a variable nor an empty folder hides that.
 fn mounted(list: &str) -> Vec<(SeatName, PathBuf)> {
     let of_seats = Path::new(SEATS).file_name();

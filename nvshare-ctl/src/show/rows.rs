@@ -29,7 +29,7 @@ pub(crate) const GPUS: [Column; 13] = [
     Column::text("UUID").wide(),
 ];
 
-/// [`USUAL_WEIGHT`] as it stands in a row.
+/// [`nvshare_proto::USUAL_WEIGHT`] as it stands in a row.
 const USUAL_WEIGHT_TEXT: &str = "100";
 
 /// Columns of a client: its process and its state.
