@@ -4,7 +4,7 @@
 //! [`Ledger::set`] is the only way to change one, and keeps every sum and every order in step.
 //!
 //! Invariant: each sum is the sum over the entries, and each set holds exactly those entries that its comment says. The
-//! tests recompute all of it from the entries ([`Ledger::audit`]) after each random change.
+//! tests recompute all of it from the entries (`Ledger::audit`) after each random change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
