@@ -35,5 +35,6 @@ pub use share::{
 };
 pub use status::{
     ClientMemory, ClientState, ClientStatus, GpuStatus, MemoryStatus, Others, ProcessInfo, SchedulerStatus,
+    short_command,
 };
 pub use watch::{EventKind, WatchEvent, WatchFrom};

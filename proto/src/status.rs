@@ -126,6 +126,16 @@ pub struct Others {
     pub waiters: u32,
 }
 
+/// A command without the program's folder: `python3 /home/a/train.py` of `/usr/bin/python3 /home/a/train.py`.
+#[must_use]
+pub fn short_command(line: &str) -> String {
+    let (program, arguments) = line.split_once(' ').unwrap_or((line, ""));
+    match program.rsplit_once('/') {
+        Some((_, name)) if !name.is_empty() => format!("{name} {arguments}").trim_end().to_owned(),
+        _ => line.to_owned(),
+    }
+}
+
 /// Facts of the kernel about a client's process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInfo {
@@ -227,6 +237,23 @@ impl ClientStatus {
             counters: Counters::default(),
             share: ShareStatus::default(),
             host_memory: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_in_short() {
+        for (line, short) in [
+            ("/usr/bin/python3 /home/a/train.py", "python3 /home/a/train.py"),
+            ("python3", "python3"),
+            ("/usr/bin/true", "true"),
+            ("/", "/"),
+        ] {
+            assert_eq!(short_command(line), short);
         }
     }
 }

@@ -6,6 +6,7 @@ use nvshare_admin::Status;
 use nvshare_proto::units::{Bytes, GIB, gib_per_second};
 use nvshare_proto::{
     Amount, ClientState, ClientStatus, Enforcement, GpuStatus, ProcessInfo, QuantumRule, SeatStatus,
+    short_command,
 };
 
 use super::table::{Column, Layout, NOTHING};
@@ -187,15 +188,6 @@ fn place(process: &ProcessInfo) -> Option<String> {
     pod.or(container).or(job)
 }
 
-/// The program and its arguments; in short, without the program's folder.
-fn command(line: &str, whole: bool) -> String {
-    let (program, arguments) = line.split_once(' ').unwrap_or((line, ""));
-    match program.rsplit_once('/') {
-        Some((_, name)) if !whole && !name.is_empty() => format!("{name} {arguments}").trim_end().to_owned(),
-        _ => line.to_owned(),
-    }
-}
-
 /// The smallest of a client's compute limits: mostly there is one.
 fn compute(client: &ClientStatus) -> Option<String> {
     let percent = client.share.compute.iter().map(|limit| limit.percent).min()?;
@@ -215,6 +207,9 @@ pub(crate) fn client_rows(
     let mut users = Users::default();
     let row = |client: &ClientStatus| {
         let process = client.process.as_ref();
+        let command = |process: &ProcessInfo| {
+            if layout.wide { process.command.clone() } else { short_command(&process.command) }
+        };
         // The smallest of the client's limits: mostly there is one.
         let limit = client.usage.iter().map(|usage| usage.limit).filter(|&limit| limit > 0).min();
         let counters = &client.counters;
@@ -234,7 +229,7 @@ pub(crate) fn client_rows(
             or_nothing(process.and_then(|process| process.container.clone())),
             or_nothing(process.and_then(|process| process.pod.clone())),
             or_nothing(process.and_then(|process| process.job.clone())),
-            process.map_or_else(|| client.name.clone(), |process| command(&process.command, layout.wide)),
+            process.map_or_else(|| client.name.clone(), command),
             format!("{:.1}", client.held_ms as f64 / 1e3),
             format!("{:.1}", client.waited_ms as f64 / 1e3),
             counters.hand_overs.to_string(),
@@ -337,18 +332,5 @@ mod tests {
                 ("IN GiB/s", "5.0"),
             ]
         );
-    }
-
-    #[test]
-    fn commands_in_short_and_whole() {
-        for (line, short) in [
-            ("/usr/bin/python3 /home/a/train.py", "python3 /home/a/train.py"),
-            ("python3", "python3"),
-            ("/usr/bin/true", "true"),
-            ("/", "/"),
-        ] {
-            assert_eq!(command(line, false), short);
-            assert_eq!(command(line, true), line);
-        }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use nvshare_proto::units::{Bytes, GIB};
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus};
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus, short_command};
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -218,13 +218,13 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> R
             _ if with_sparks => " ".repeat(2 * SPARK + 2),
             _ => String::new(),
         };
-        let command = client.process.as_ref().map_or(client.name.as_str(), |process| &process.command);
-        let command = command
-            .rsplit_once('/')
-            .filter(|(path, _)| !path.contains(' '))
-            .map_or(command, |(_, name)| name);
         let seats = top.status.as_ref().map_or(&[][..], |status| &status.seats);
-        let program_or_pod = show::holder(seats, client.client).unwrap_or_else(|| command.to_owned());
+        let shown_as = show::holder(seats, client.client).unwrap_or_else(|| {
+            client
+                .process
+                .as_ref()
+                .map_or_else(|| client.name.clone(), |process| short_command(&process.command))
+        });
         let waited = history.filter(|_| waits(client)).and_then(|history| history.waits(now));
         let waited = waited.map(|waited| format!("{} s", waited.as_secs())).unwrap_or_default();
         let state = match client {
@@ -237,7 +237,7 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> R
             "{}{:>4} {state:<9} {:<program$} {:>10} {sparks}{waited:>6}",
             if is_selected { '>' } else { ' ' },
             client.client,
-            cut(&program_or_pod, program),
+            cut(&shown_as, program),
             Bytes(show::allocated(client)).to_string()
         );
         let colour = match client.state {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nvshare_core::{ClientId, Happened, Time};
-use nvshare_proto::{Counters, EventKind, ProcessInfo, SeatName, WatchEvent};
+use nvshare_proto::{Counters, EventKind, ProcessInfo, SeatName, WatchEvent, short_command};
 
 use super::journal::Journal;
 use crate::metrics::{Counted, OfTenant};
@@ -31,12 +31,9 @@ const LONGEST_NAME: usize = 40;
 
 /// A command without the program's folder, and with as many of its arguments as a line has room for.
 fn in_short(command: &str) -> String {
-    let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
-    let program = program.rsplit_once('/').map_or(program, |(_, name)| name);
-    let whole = format!("{program} {arguments}");
-    let whole = whole.trim_end();
+    let whole = short_command(command);
     if whole.chars().count() <= LONGEST_NAME {
-        return whole.to_owned();
+        return whole;
     }
     whole.chars().take(LONGEST_NAME - 1).chain(['…']).collect()
 }
