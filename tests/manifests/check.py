@@ -393,7 +393,7 @@ def check_kustomization(root):
 
 
 def with_component(root, name, daemon="DaemonSet/nvshare-scheduler"):
-    """All documents with a component switched on, the daemon that it changes among them, and what is wrong."""
+    """All documents with a component switched on, the daemon that it changes among them, all without it, and what is wrong."""
     with tempfile.TemporaryDirectory() as place:
         shutil.copytree(root / "manifests", Path(place) / "manifests")
         kustomization = Path(place) / "manifests/kustomization.yaml"
@@ -403,15 +403,15 @@ def with_component(root, name, daemon="DaemonSet/nvshare-scheduler"):
     changed = {title(document): document for document in documents}.get(daemon)
     if changed is None and not failures:
         failures = [f"manifests/{name}: there is no {daemon} to change"]
-    return documents, changed, failures
+    plain, more = render(root, "manifests")
+    return documents, changed, plain, failures + more
 
 
 def check_host_memory(root, versions, sources):
     """The component of the scheduler that hands out memory of the host changes what it says, and nothing else."""
-    documents, scheduler, failures = with_component(root, "host-memory")
-    plain, more = render(root, "manifests")
-    if failures + more:
-        yield from failures + more
+    documents, scheduler, plain, failures = with_component(root, "host-memory")
+    if failures:
+        yield from failures
         return
     for finding in check_schema(scheduler, versions):
         yield f"manifests/host-memory: {finding}"
@@ -435,10 +435,9 @@ def check_host_memory(root, versions, sources):
 
 def check_nvml(root, versions):
     """The component of the scheduler with NVML changes what it says, and nothing else."""
-    with_nvml, scheduler, failures = with_component(root, "nvml")
-    plain, more = render(root, "manifests")
-    if failures + more:
-        yield from failures + more
+    with_nvml, scheduler, plain, failures = with_component(root, "nvml")
+    if failures:
+        yield from failures
         return
     for finding in check_schema(scheduler, versions):
         yield f"manifests/nvml: {finding}"
@@ -468,10 +467,9 @@ def check_nvml(root, versions):
 
 def check_features(root, versions, sources):
     """The component for Node Feature Discovery gives the plugin one more folder, and changes nothing else."""
-    documents, plugin, failures = with_component(root, "nfd", "DaemonSet/nvshare-device-plugin")
-    plain, more = render(root, "manifests")
-    if failures + more:
-        yield from failures + more
+    documents, plugin, plain, failures = with_component(root, "nfd", "DaemonSet/nvshare-device-plugin")
+    if failures:
+        yield from failures
         return
     for finding in check_schema(plugin, versions):
         yield f"manifests/nfd: {finding}"
@@ -489,10 +487,9 @@ def check_features(root, versions, sources):
 
 def check_monitoring(root, versions, sources):
     """The component for metrics opens a port, looks for pods that there are, and changes nothing else."""
-    documents, scheduler, failures = with_component(root, "monitoring")
-    plain, more = render(root, "manifests")
-    if failures + more:
-        yield from failures + more
+    documents, scheduler, plain, failures = with_component(root, "monitoring")
+    if failures:
+        yield from failures
         return
     for finding in check_schema(scheduler, versions):
         yield f"manifests/monitoring: {finding}"
@@ -515,19 +512,11 @@ def check_monitoring(root, versions, sources):
         yield "manifests/monitoring: changes more than that"
 
 
-DAEMONS = {
-    "DaemonSet/nvshare-clean-up": check_clean_up,
-    "DaemonSet/nvshare-device-plugin": check_plugin,
-    "DaemonSet/nvshare-scheduler": check_scheduler,
-}
-
-
 def check_simulated(root, versions, sources):
     """The component for nodes without a GPU changes what it says, and nothing else."""
-    documents, _, failures = with_component(root, "simulated")
-    plain, more = render(root, "manifests")
-    if failures + more:
-        yield from failures + more
+    documents, _, plain, failures = with_component(root, "simulated")
+    if failures:
+        yield from failures
         return
     gpus = [document for document in documents if document["kind"] == "ConfigMap"]
     documents = [document for document in documents if document["kind"] != "ConfigMap"]
@@ -555,6 +544,13 @@ def check_simulated(root, versions, sources):
                 del place[name][len(old[name]):]
     if documents != plain:
         yield "manifests/simulated: changes more than that"
+
+
+DAEMONS = {
+    "DaemonSet/nvshare-clean-up": check_clean_up,
+    "DaemonSet/nvshare-device-plugin": check_plugin,
+    "DaemonSet/nvshare-scheduler": check_scheduler,
+}
 
 
 def check(root, versions=VERSIONS):
