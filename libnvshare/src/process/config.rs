@@ -72,8 +72,16 @@ struct Seat {
 pub(crate) struct Error {
     variable: String,
     reason: String,
-    /// The limits of the seat cannot be followed, which may be otherwise in a moment.
+    /// The limits of the seat cannot be read, or are not there yet.
     is_of_seat: bool,
+}
+
+impl Error {
+    /// Logs it.
+    fn said(self) -> Self {
+        log::error(format_args!("{self}"));
+        self
+    }
 }
 
 impl fmt::Display for Error {
@@ -331,46 +339,39 @@ fn parse_switch(value: &str) -> Result<bool, String> {
     }
 }
 
-/// The settings. An error is logged once: limits fail closed. It stays, unless it is about the seat, whose limits are read again then.
+/// The settings. An error is logged once: limits fail closed. An error about the seat does not stay, as its limits may come later.
 pub(crate) fn get() -> Result<&'static Config, &'static Error> {
     static CONFIG: OnceLock<Result<Config, Error>> = OnceLock::new();
-    // A seat's limits may be written yet, so that a process that is started too early is not too early for ever.
-    static TOO_EARLY: OnceLock<Error> = OnceLock::new();
-    let read = || {
-        let variables = env::vars_os().filter_map(|(name, value)| {
-            let name = name.into_string().ok().filter(|name| names::is_of_library(name))?;
-            Some((name, value.to_string_lossy().into_owned()))
-        });
-        Config::parse(variables).and_then(|mut config| {
-            match seat::limits(socket()) {
-                Ok(None) => {}
-                Ok(Some(limits)) => config.keep_to(limits)?,
-                Err((variable, reason)) => return Err(Error { variable, reason, is_of_seat: true }),
-            }
-            Ok(config)
-        })
-    };
+    static OF_SEAT: OnceLock<Error> = OnceLock::new();
     if let Some(known) = CONFIG.get() {
         return known.as_ref();
     }
     match read() {
-        Err(error) if error.is_of_seat => Err(TOO_EARLY.get_or_init(|| {
-            log::error(format_args!("{error}"));
-            error
-        })),
-        config => CONFIG
+        Err(error) if error.is_of_seat => Err(OF_SEAT.get_or_init(|| error.said())),
+        Err(error) => CONFIG.get_or_init(|| Err(error.said())).as_ref(),
+        Ok(config) => CONFIG
             .get_or_init(|| {
-                match &config {
-                    Ok(config) => {
-                        log::set_level(config.log);
-                        warn_of_names();
-                    }
-                    Err(error) => log::error(format_args!("{error}")),
-                }
-                config
+                log::set_level(config.log);
+                warn_of_names();
+                Ok(config)
             })
             .as_ref(),
     }
+}
+
+/// Reads the environment, and the limits of the seat.
+fn read() -> Result<Config, Error> {
+    let variables = env::vars_os().filter_map(|(name, value)| {
+        let name = name.into_string().ok().filter(|name| names::is_of_library(name))?;
+        Some((name, value.to_string_lossy().into_owned()))
+    });
+    let mut config = Config::parse(variables)?;
+    match seat::limits(socket()) {
+        Ok(None) => {}
+        Ok(Some(limits)) => config.keep_to(limits)?,
+        Err((variable, reason)) => return Err(Error { variable, reason, is_of_seat: true }),
+    }
+    Ok(config)
 }
 
 /// Warns of variables that have no effect, though a user may expect one.
