@@ -6,6 +6,7 @@
 mod report;
 mod wire;
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ use crate::memory::devices::{self, Account, Device};
 use crate::memory::mapping::supply;
 use crate::memory::mover;
 use crate::memory::quota;
+use crate::process::config::Config;
 use crate::process::lifecycle::{self, AtExit};
 use crate::process::lock::lock;
 use crate::process::{bell, config, counters, log, threads};
@@ -98,6 +100,7 @@ fn run() {
         begin: Instant::now(),
         library: Library { wire: None, version: VERSION, broken: None, reconnects: false },
         next_attempt: Instant::now(),
+        seat_limits: BTreeMap::new(),
         registered: false,
         lost_for: None,
     };
@@ -106,24 +109,9 @@ fn run() {
     }
 }
 
-/// The share of the GPUs' time that the environment, or the seat, asks for.
-///
-/// A seat may have other limits by now than those that the process knows: an old one would look like a wish of its own.
-fn asked() -> Asked {
-    let Ok(config) = config::get() else { return Asked::default() };
-    let ordinal = |device: &Device| usize::try_from(device.ordinal).ok();
-    let now = config.in_its_seat_now();
-    if let Some(now) = &now {
-        for device in devices::all() {
-            let limit = ordinal(device).and_then(|index| now.limit(index));
-            device.update_for_all(|account| account.set_allocation_limit(limit));
-        }
-    }
-    let config = now.as_ref().unwrap_or(config);
-    let limit = |device: &Device| {
-        Some(ComputeLimit { gpu: device.uuid, percent: config.compute_limit(ordinal(device)?)? })
-    };
-    Asked { compute: devices::all().filter_map(limit).collect(), ..config.asked() }
+/// The limit of a device in bytes, as the environment and the seat have it.
+fn limit_of(config: &Config, device: &Device) -> Option<u64> {
+    config.limit(usize::try_from(device.ordinal).ok()?)
 }
 
 /// The session's thread: it waits for events and passes them to the session.
@@ -133,6 +121,8 @@ struct Thread {
     begin: Instant,
     library: Library,
     next_attempt: Instant,
+    /// The last limit of each device that was the seat's, in bytes. An administrator's own limit is not among them, and stays.
+    seat_limits: BTreeMap<GpuUuid, Option<u64>>,
     /// Whether a scheduler has registered the process, now or before.
     registered: bool,
     /// Why the last connection was lost, until a scheduler answers again: the same reason is not logged each second.
@@ -187,7 +177,7 @@ impl Thread {
             Ok(wire) => {
                 self.library.wire = Some(wire);
                 // It may change the limits, which are registered.
-                let asked = asked();
+                let asked = self.ask_for_share();
                 let (gate, usage) = self.tell(Session::register);
                 let register = Register {
                     pid: std::process::id(),
@@ -207,6 +197,43 @@ impl Thread {
             Err(error) => {
                 log::debug(format_args!("{error}"));
                 self.tell(Session::found_nobody);
+            }
+        }
+    }
+
+    /// The share of the GPUs' time that the environment, or the seat, asks for.
+    ///
+    /// A seat may have other limits by now than those that the process knows: an old one would look like a wish of its own.
+    fn ask_for_share(&mut self) -> Asked {
+        let Ok(first) = config::get() else { return Asked::default() };
+        let now = first.in_its_seat_now();
+        if let Some(now) = &now {
+            for device in devices::all() {
+                let (before, limit) = (limit_of(first, device), limit_of(now, device));
+                let before = self.seat_limits.insert(device.uuid, limit).unwrap_or(before);
+                device.update_for_all(|account| {
+                    if account.allocation_limit() == before {
+                        account.set_allocation_limit(limit);
+                    }
+                });
+            }
+        }
+        let config = now.as_ref().unwrap_or(first);
+        let limit = |device: &Device| {
+            let percent = config.compute_limit(usize::try_from(device.ordinal).ok()?)?;
+            Some(ComputeLimit { gpu: device.uuid, percent })
+        };
+        Asked { compute: devices::all().filter_map(limit).collect(), ..config.asked() }
+    }
+
+    /// The scheduler has told a limit: it is the seat's if the seat's file has it, which is written first.
+    fn note_limit(&mut self, gpu: GpuUuid) {
+        let now = config::get().ok().and_then(Config::in_its_seat_now);
+        let told = devices::all().find(|device| device.uuid == gpu);
+        if let (Some(now), Some(device)) = (now, told) {
+            let limit = limit_of(&now, device);
+            if device.allocation_limit() == limit {
+                self.seat_limits.insert(gpu, limit);
             }
         }
     }
@@ -239,7 +266,14 @@ impl Thread {
                     self.lost_for = None;
                     self.registered = true;
                     log::debug(format_args!("received {message:?}"));
+                    let limited = match &message {
+                        SchedulerMessage::Limit(limit) => Some(limit.gpu),
+                        _ => None,
+                    };
                     self.tell(|session, library, now| session.hear(library, message, now));
+                    if let Some(gpu) = limited {
+                        self.note_limit(gpu);
+                    }
                 }
                 Reply::Refused { reason } => {
                     log::error(format_args!("the scheduler refuses this process: {reason}"));

@@ -374,6 +374,31 @@ fn a_client_that_returns_after_its_seat_has_changed_has_the_new_limits() {
 }
 
 #[test]
+fn an_administrators_limit_outlives_the_scheduler_in_a_seat() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let scheduler = places.start(&world);
+    let name = make(&world, &seat(0, 0, memory(768 * MIB)));
+    let job = Program::workload(&world, "job", "--memory 64MiB --block 64MiB --kernel-us 1000").until_told();
+    let job = job.env("NVSHARE_SOCKET", &text(&places.socket(name))).start();
+    let has = |bytes| {
+        Scheduler::until(&world, &format!("a limit of {bytes} bytes"), |status| {
+            status
+                .find(job.pid())
+                .is_some_and(|client| client.usage.iter().map(|usage| usage.limit).eq([bytes]))
+        });
+    };
+    has(768 * MIB);
+    let client = Scheduler::status(&world).client(job.pid()).client;
+    done(&world, AdminRequest::Give { client, gpu: None, given: memory(128 * MIB) });
+    has(128 * MIB);
+    scheduler.kill();
+    let _scheduler = places.start(&world);
+    has(128 * MIB);
+    world.stop_intact([job]);
+}
+
+#[test]
 fn a_folder_that_is_removed_comes_back() {
     let world = World::simulated(CARDS);
     let places = Places::of(&world);
