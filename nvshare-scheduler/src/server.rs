@@ -5,17 +5,15 @@
 //! is cut off; no client can delay the others, whatever it does or does not do.
 
 use std::future::Future;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvshare_core::Config;
 use nvshare_proto::Seldom;
-use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tracing::{error, warn};
 
-use crate::bucket::{Bucket, Rate};
+use crate::bucket::Rate;
 use crate::connection::{self, Bounds, Shared};
 use crate::core_task::{Command, CoreTask};
 use crate::descriptors;
@@ -26,13 +24,12 @@ use crate::log;
 use crate::metrics::{self, Address, Counted, Counters};
 use crate::seats::Inside;
 pub use crate::setup::Setup;
-use crate::sockets::{self, Sockets};
+use crate::sockets::{self, Pace, Sockets};
 
 /// Commands that wait for the core's task. A connection's command waits for this many of others at most, and for one of each
 /// connection that waits for a place among them.
 const COMMANDS: usize = 32;
-/// The rate at which clients' connections are accepted. A process that connects without end waits in the kernel, where it takes no time
-/// from others.
+/// The rate at which clients' connections are accepted.
 const CONNECTIONS: Rate = Rate { burst: 4000, each_second: 4000 };
 /// How often the scheduler looks whether its sockets' files are there.
 const LOOK_AFTER_SOCKETS: Duration = Duration::from_secs(1);
@@ -71,7 +68,7 @@ pub async fn run(
         }
     });
     // Clients of an earlier scheduler come back in time, whoever else connects.
-    let limited_from = Instant::now() + settle(&setup.config);
+    let mut pace = Pace::new(CONNECTIONS, Instant::now() + settle(&setup.config));
     let descriptions = setup.descriptions.gpus.clone();
     let journal = Journal::new(setup.config.boot);
     let places = descriptors::most(setup.host_memory.is_some());
@@ -86,12 +83,11 @@ pub async fn run(
     // Clients' descriptors must leave some for administrators.
     let clients = Shared::new(commands, Some(Bounds::new(places.clients, descriptions)), journal, host);
     let admins = Shared { bounds: None, ..clients.clone() };
-    let mut connections = Bucket::new(CONNECTIONS, Instant::now());
     tokio::pin!(shutdown);
     let mut look_after = tokio::time::interval(LOOK_AFTER_SOCKETS);
     loop {
         let (accepted, at) = tokio::select! {
-            accepted = accept(sockets.clients(), &connections, limited_from) => (accepted, At::Clients),
+            accepted = pace.accept(sockets.clients()) => (accepted, At::Clients),
             accepted = sockets.admin().accept() => (accepted.map(|(stream, _)| stream), At::Admin),
             Some((stream, inside)) = arrivals.recv() => (Ok(stream), At::Seat(inside)),
             _ = look_after.tick() => {
@@ -103,9 +99,6 @@ pub async fn run(
         };
         match accepted {
             Ok(stream) => {
-                if matches!(at, At::Clients) {
-                    let _ = connections.take(Instant::now());
-                }
                 if !connection::is_over(&stream) {
                     let shared = if matches!(at, At::Admin) { admins.clone() } else { clients.clone() };
                     let seat = if let At::Seat(inside) = at { Some(inside) } else { None };
@@ -123,19 +116,6 @@ pub async fn run(
     }
     core_task.abort();
     Ok(())
-}
-
-/// Accepts a client's connection, when there may be one more.
-async fn accept(
-    listener: &UnixListener,
-    connections: &Bucket,
-    limited_from: Instant,
-) -> io::Result<UnixStream> {
-    let wait = connections.wait(Instant::now());
-    if !wait.is_zero() && Instant::now() >= limited_from {
-        tokio::time::sleep(wait).await;
-    }
-    listener.accept().await.map(|(stream, _)| stream)
 }
 
 /// Makes sockets' files anew that are gone. If that is not possible, those who are connected are served.

@@ -17,15 +17,15 @@ use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::sleep;
 use tracing::info;
 
-use crate::bucket::{Bucket, Rate};
+use crate::bucket::Rate;
 use crate::lock::lock;
 use crate::settings::limits;
-use crate::sockets::{Bound, Error};
+use crate::sockets::{Bound, Error, Pace};
 use crate::{descriptors, log};
 use folder::Root;
 use record::{Record, Records};
 
-/// How many connections of one seat's clients are accepted.
+/// The rate at which the connections of one seat's clients are accepted.
 const CONNECTIONS: Rate = Rate { burst: 512, each_second: 512 };
 /// How often the scheduler looks whether all that belongs to seats is there.
 const LOOK_AFTER_EVERY: Duration = Duration::from_secs(1);
@@ -377,15 +377,10 @@ fn slots_of(seat: &Seat) -> Vec<String> {
 
 /// Accepts a seat's connections.
 async fn accept(bound: Arc<Bound>, seats: Seats, name: SeatName) {
-    let mut connections = Bucket::new(CONNECTIONS, Instant::now());
+    let mut pace = Pace::new(CONNECTIONS, Instant::now());
     loop {
-        let wait = connections.wait(Instant::now());
-        if !wait.is_zero() {
-            sleep(wait).await;
-        }
-        match bound.listener().accept().await {
-            Ok((stream, _)) => {
-                let _ = connections.take(Instant::now());
+        match pace.accept(bound.listener()).await {
+            Ok(stream) => {
                 let Some(inside) = seats.enter(name) else { return };
                 if seats.0.arrivals.send((stream, inside)).await.is_err() {
                     return;

@@ -1,7 +1,10 @@
-//! The sockets: how their files are made, guarded and removed, and the frames that are sent on a connection.
+//! The sockets: how their files are made, guarded and removed, the rate at which connections are
+//! accepted, and the frames that are sent on one.
 
 mod files;
 pub(crate) mod frames;
+mod pace;
 
 pub(crate) use files::{Bound, bind_from};
 pub use files::{Error, Sockets, is_root, random};
+pub(crate) use pace::Pace;
