@@ -23,10 +23,11 @@ pub struct Artifacts {
     pub device_plugin: PathBuf,
 }
 
-const PACKAGES: [&str; 5] =
-    ["libnvshare", "nvshare-sim", "nvshare-scheduler", "nvshare-ctl", "nvshare-workload"];
-
 impl Artifacts {
+    /// The packages of the parts that the tests run.
+    pub const PACKAGES: [&str; 5] =
+        ["libnvshare", "nvshare-sim", "nvshare-scheduler", "nvshare-ctl", "nvshare-workload"];
+
     /// Builds the parts that the tests run, once a process, in the profile of this program.
     ///
     /// # Panics
@@ -43,7 +44,7 @@ impl Artifacts {
     #[must_use]
     pub fn build(release: bool) -> Self {
         let mut artifacts = Self::default();
-        for (name, path) in cargo_build(&PACKAGES, release) {
+        for (name, path) in cargo_build(&Self::PACKAGES, release) {
             let place = match name.as_str() {
                 "nvshare" => &mut artifacts.library,
                 "cuda" => &mut artifacts.simulator,
