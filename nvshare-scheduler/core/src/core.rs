@@ -9,11 +9,11 @@ use crate::Time;
 use crate::inputs::Event;
 use crate::report::Output;
 use crate::report::contention::Contended;
-use crate::report::happened::Happened;
+use crate::report::happened::Incident;
 use crate::state::client::ClientId;
 use crate::state::config::Config;
 #[cfg(feature = "test-api")]
-use crate::state::cost::SwitchCost;
+use crate::state::cost::HandOverCosts;
 use crate::state::rule::Rule;
 use crate::steps::books::Books;
 
@@ -57,8 +57,8 @@ impl Core {
     }
 
     /// The next event since the last call of [`Core::handle`], which forgets all events that were not taken.
-    pub fn poll_happened(&mut self) -> Option<Happened> {
-        self.books.report().poll_happened()
+    pub fn poll_happened(&mut self) -> Option<Incident> {
+        self.books.report().poll_incident()
     }
 
     /// When [`Event::Deadline`] is due if no other event comes before.
@@ -108,7 +108,7 @@ impl Core {
         config.set_rule(gpu, rule);
         self.configure(config, now);
         let fixed = if let Rule::Fixed(quantum) = rule { Some(quantum) } else { None };
-        self.books.report().tell_setting(EventKind::Quantum, gpu, fixed);
+        self.books.report().emit_setting(EventKind::Quantum, gpu, fixed);
         match gpu {
             Some(uuid) => format!("quantum of {uuid} is {rule}"),
             None => format!("quantum of every GPU is {rule}"),
@@ -207,7 +207,7 @@ impl Core {
 
     /// The cost of hand-overs on a GPU, or of one client on it, as far as it is known.
     #[must_use]
-    pub fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<SwitchCost> {
+    pub fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<HandOverCosts> {
         self.books.state().switch_cost(gpu, of)
     }
 

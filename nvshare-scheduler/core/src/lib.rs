@@ -32,11 +32,11 @@ pub use policy::exchange::Exchange;
 pub use policy::quantum::Auto;
 pub use report::Output;
 pub use report::contention::Contended;
-pub use report::happened::Happened;
+pub use report::happened::Incident;
 pub use state::client::{ClientId, Gang, Identity, MOST_GPUS_EACH};
 pub use state::config::{Config, GpuConfig, Together};
 #[cfg(feature = "test-api")]
-pub use state::cost::{SwitchCost, Timed};
+pub use state::cost::{HandOverCosts, RecentMean};
 pub use state::rule::Rule;
 
 /// Time since the scheduler started. The core never looks at a clock.

@@ -298,8 +298,8 @@ impl CoreTask {
         while let Some(output) = self.core.poll_output() {
             match output {
                 Output::Send { client, message } => self.send(client, message),
-                Output::Note { warning: true, text } => warn!("{text}"),
-                Output::Note { warning: false, text } => info!("{text}"),
+                Output::Log { warning: true, text } => warn!("{text}"),
+                Output::Log { warning: false, text } => info!("{text}"),
             }
         }
     }

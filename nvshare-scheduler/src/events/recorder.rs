@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nvshare_core::{ClientId, Happened, Time};
+use nvshare_core::{ClientId, Incident, Time};
 use nvshare_proto::{Counters, EventKind, ProcessInfo, SeatName, WatchEvent, short_command};
 
 use super::journal::Journal;
@@ -42,7 +42,7 @@ impl Recorder {
     pub(crate) fn new(journal: Arc<Journal>, counted: Option<Counted>) -> Self {
         let mut recorder = Self { journal, clients: BTreeMap::new(), counted };
         let (kind, gpus) = (EventKind::Started, Vec::new());
-        recorder.record(Happened { kind, client: None, gpus, bytes: None, took: None }, Time::ZERO);
+        recorder.record(Incident { kind, client: None, gpus, bytes: None, took: None }, Time::ZERO);
         recorder
     }
 
@@ -90,7 +90,7 @@ impl Recorder {
     }
 
     /// Records an event, at this time since the start.
-    pub(crate) fn record(&mut self, happened: Happened, up: Time) {
+    pub(crate) fn record(&mut self, happened: Incident, up: Time) {
         if let Some(counted) = &mut self.counted {
             counted.record(&happened, up);
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use nvshare_core::{ClientId, Happened, Time};
+use nvshare_core::{ClientId, Incident, Time};
 use nvshare_proto::{ClientState, EventKind, GpuUuid};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -221,7 +221,7 @@ impl Counted {
     }
 
     /// Counts an event, at this time since the start.
-    pub(crate) fn record(&mut self, happened: &Happened, now: Time) {
+    pub(crate) fn record(&mut self, happened: &Incident, now: Time) {
         let Some(id) = happened.client else { return };
         self.count(id, now);
         let Some(client) = self.clients.get_mut(&id) else { return };
@@ -305,7 +305,7 @@ mod tests {
         fn after(&mut self, seconds: u64, client: ClientId, kind: EventKind, bytes: u64, took: Option<f64>) {
             self.now += Duration::from_secs(seconds);
             let took = took.map(Duration::from_secs_f64);
-            let happened = Happened { kind, client: Some(client), gpus: vec![GPU], bytes: Some(bytes), took };
+            let happened = Incident { kind, client: Some(client), gpus: vec![GPU], bytes: Some(bytes), took };
             self.counted.record(&happened, self.now);
         }
 
@@ -321,7 +321,7 @@ mod tests {
             self.counted.expect(client, tenant);
             for kind in [EventKind::Registered, EventKind::Granted, EventKind::Running, EventKind::Released] {
                 let happened =
-                    Happened { kind, client: Some(client), gpus: vec![gpu], bytes: None, took: None };
+                    Incident { kind, client: Some(client), gpus: vec![gpu], bytes: None, took: None };
                 self.counted.record(&happened, self.now);
             }
             self.copied(client, [0, 0]);

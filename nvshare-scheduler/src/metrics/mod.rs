@@ -160,7 +160,7 @@ mod tests {
 
     /// A text that contains each metric.
     fn sample() -> String {
-        use nvshare_core::{Happened, Time};
+        use nvshare_core::{Incident, Time};
         use nvshare_proto::{EventKind, Usage};
         use prometheus_client::registry::Registry;
 
@@ -173,7 +173,7 @@ mod tests {
         let mut happens = |kind, client| {
             let gpus = vec![gpu];
             let happened =
-                Happened { kind, client: Some(client), gpus, bytes: Some(1), took: Some(Time::ZERO) };
+                Incident { kind, client: Some(client), gpus, bytes: Some(1), took: Some(Time::ZERO) };
             counted.record(&happened, Time::ZERO);
         };
         happens(EventKind::Waiting, 2);

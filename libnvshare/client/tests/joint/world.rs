@@ -489,7 +489,7 @@ impl World {
                         self.at(time, Later::Deliver(client, message));
                     }
                 }
-                Output::Note { text, .. } => self.notes.push(text),
+                Output::Log { text, .. } => self.notes.push(text),
             }
         }
         self.follower.follow(&mut self.core);

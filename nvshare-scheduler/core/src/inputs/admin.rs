@@ -18,7 +18,7 @@ impl Books {
             return Err("scheduling was on".to_owned());
         }
         self.set_scheduling(true);
-        self.report().tell_setting(EventKind::On, None, None);
+        self.report().emit_setting(EventKind::On, None, None);
         for id in self.state().client_ids() {
             let epoch = self.new_epoch();
             self.adopt(id, epoch);
@@ -43,9 +43,9 @@ impl Books {
             ));
         }
         self.set_scheduling(false);
-        self.report().tell_setting(EventKind::Off, None, None);
+        self.report().emit_setting(EventKind::Off, None, None);
         for id in self.state().client_ids() {
-            self.with(id, |client| {
+            self.change_client(id, |client| {
                 client.phase = Phase::Free;
                 client.wants = false;
             });
@@ -61,12 +61,12 @@ impl Books {
             let rule = self.state().config().rule(uuid);
             let configure = |gpu: &mut Gpu| {
                 if gpu.rule != rule {
-                    (gpu.rule, gpu.quantum) = (rule, rule.at_first());
+                    (gpu.rule, gpu.quantum) = (rule, rule.initial_quantum());
                 }
                 (gpu.size, gpu.source)
             };
             self.look_at([uuid]);
-            if let Some((size, source)) = self.on_gpu(uuid, configure) {
+            if let Some((size, source)) = self.change_gpu(uuid, configure) {
                 self.size(uuid, size, source);
             }
             self.agree_on_size(uuid);

@@ -12,7 +12,7 @@ impl Books {
         let mut client = Client::new(id, identity, register, self.state().now());
         let gang = identity.gang.filter(|&gang| self.join_gang(&client, gang));
         client.gang = gang.map(|gang| gang.number);
-        self.report().note(format!("client {id} is {} (pid {})", client.name, client.pid));
+        self.report().info(format!("client {id} is {} (pid {})", client.name, client.pid));
         let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
         if was_here && usage.iter().any(|usage| usage.allocated > 0) {
             // The client was there before this scheduler, and others may have been as well.
@@ -45,9 +45,9 @@ impl Books {
             self.greet(id, usage.gpu);
         }
         let allocated = self.state().client(id).map(Client::allocated);
-        self.tell(EventKind::Registered, id, allocated);
+        self.emit(EventKind::Registered, id, allocated);
         match hold {
-            Hold::Free => self.tell(EventKind::Free, id, None),
+            Hold::Free => self.emit(EventKind::Free, id, None),
             Hold::Running(epoch) => self.adopt(id, epoch),
             Hold::Parked => {}
         }
@@ -56,7 +56,7 @@ impl Books {
 
     /// Takes a client that runs already as a holder.
     pub(crate) fn adopt(&mut self, id: ClientId, epoch: Epoch) {
-        self.with(id, |client| {
+        self.change_client(id, |client| {
             client.phase = Phase::Running { epoch };
             client.wants = false;
             for account in client.accounts.values_mut() {

@@ -16,9 +16,9 @@ impl Books {
         let is_back = process_remains
             && self.state().clients().any(|other| other.identity.is_same_process(client.identity));
         let left = self.take_off_gpus(&client, process_remains && !is_back);
-        self.report().note(format!("client {id} is gone ({}, pid {})", client.name, client.pid));
+        self.report().info(format!("client {id} is gone ({}, pid {})", client.name, client.pid));
         let (kind, bytes) = if left > 0 { (EventKind::Left, Some(left)) } else { (EventKind::Gone, None) };
-        self.report().tell(kind, &client, bytes, None);
+        self.report().emit(kind, &client, bytes, None);
         client.accounts.values_mut().for_each(|account| account.room = 0);
         self.remember(&client);
         self.leave_job(&client);
@@ -39,7 +39,7 @@ impl Books {
             let stays = if leaves { account.room } else { 0 };
             let remove = |gpu: &mut Gpu| gpu.remove_client(client, now, stays, now + grace);
             // A client may use more GPUs than the core knows (see `sizes.rs`).
-            if self.on_gpu(*uuid, remove).is_some() {
+            if self.change_gpu(*uuid, remove).is_some() {
                 self.look_again(*uuid);
                 left = left.saturating_add(stays);
             }

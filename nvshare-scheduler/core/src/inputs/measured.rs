@@ -70,7 +70,7 @@ impl Books {
     /// Frees the memory of departed processes that live on and have nothing on the GPU any more: they run another program
     /// now.
     fn look_for_departed(&mut self, uuid: GpuUuid, used: &BTreeMap<ClientId, u64>) {
-        self.on_gpu(uuid, |gpu| {
+        self.change_gpu(uuid, |gpu| {
             for (id, departed) in &mut gpu.departed {
                 // NVML cannot see a process that has no number here.
                 let unseen = departed.identity.pid.is_some() && !used.contains_key(id);
@@ -78,7 +78,7 @@ impl Books {
             }
         });
         for gone in self.forget_departed(uuid, |_, departed| departed.unseen >= LOOKS_WITHOUT_A_SIGN) {
-            self.report().note(format!(
+            self.report().info(format!(
                 "process {} ({}) lives on and has nothing of {uuid} any more: {} are free",
                 gone.pid,
                 gone.name,

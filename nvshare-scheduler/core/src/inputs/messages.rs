@@ -6,7 +6,7 @@ use nvshare_proto::units::Bytes;
 use nvshare_proto::{Amount, ClientMessage, Counters, Epoch, GpuUuid, SchedulerMessage, Usage};
 
 use crate::Time;
-use crate::policy::patience::{STUBBORN, evict_again_after, retry_after};
+use crate::policy::patience::{STUBBORN_AFTER, evict_again_after, retry_after};
 use crate::report::warnings::Topic;
 use crate::state::State;
 use crate::state::account::{Account, Order, Rates, Stays};
@@ -47,7 +47,7 @@ impl Books {
             ClientMessage::Idle { epoch } => match phase {
                 Phase::Running { epoch: current } if current == epoch => {
                     self.note_sleep(id);
-                    self.with(id, |client| client.phase = Phase::Idle { epoch, since: now });
+                    self.change_client(id, |client| client.phase = Phase::Idle { epoch, since: now });
                 }
                 // The client was asked to leave meanwhile: an idle client has nothing left to drain.
                 Phase::Dropping { epoch: current, .. } if current == epoch => self.park(id, phase),
@@ -56,12 +56,12 @@ impl Books {
             ClientMessage::NeedRoom(Amount { gpu, bytes }) => {
                 // If the client has been given that room by now, its request has crossed the answer.
                 let most = self.state().gpu(gpu).map_or(0, |gpu| self.state().capacity(gpu, id));
-                self.with_account(id, gpu, |account| {
+                self.change_account(id, gpu, |account| {
                     account.needs = bytes.saturating_sub(account.room).min(most);
                 });
             }
             ClientMessage::Room(Amount { gpu, bytes }) => {
-                self.with_account(id, gpu, |account| {
+                self.change_account(id, gpu, |account| {
                     let came = bytes.min(account.room);
                     account.room -= came;
                     if let Some(order) = &mut account.order {
@@ -83,7 +83,7 @@ impl Books {
 
     fn on_evicted(&mut self, id: ClientId, phase: Phase, uuid: GpuUuid, short: u64) {
         let now = self.state().now();
-        let answered = self.with_account(id, uuid, |account| {
+        let answered = self.change_account(id, uuid, |account| {
             let order = account.order.take();
             // A client that answers EVICT and gives nothing back, though it has something, would be asked again without
             // end.
@@ -106,7 +106,7 @@ impl Books {
         // None: the client named a GPU that it does not use.
         let Some((is_news, evict)) = answered else { return };
         if let Some((rate, took)) = evict {
-            self.on_gpu(uuid, |gpu| {
+            self.change_gpu(uuid, |gpu| {
                 gpu.cost.evict.record(took);
                 gpu.rates.evict = f64::midpoint(gpu.rates.evict, rate);
             });
@@ -127,7 +127,7 @@ impl Books {
         if used >= MOST_GPUS_EACH && !known {
             return;
         }
-        let total_changed = self.with(id, |client| {
+        let total_changed = self.change_client(id, |client| {
             let account =
                 client.accounts.entry(usage.gpu).or_insert_with(|| Box::new(Account::new(usage, rates)));
             if account.usage.allocated != usage.allocated {
@@ -146,14 +146,14 @@ impl Books {
     }
 
     fn on_counters(&mut self, id: ClientId, counters: Counters) {
-        self.note(id, |notes| (notes.asked_counters, notes.counters) = (false, counters));
+        self.change_notes(id, |notes| (notes.asked_counters, notes.counters) = (false, counters));
     }
 
     fn on_req_lock(&mut self, id: ClientId, phase: Phase) {
         let now = self.state().now();
         match phase {
             Phase::Parked => {
-                self.with(id, |client| {
+                self.change_client(id, |client| {
                     if !client.wants {
                         client.waiting_since = now;
                     }
@@ -163,7 +163,7 @@ impl Books {
             }
             // The idle client kept its place and nobody took it, so it goes on at once.
             Phase::Idle { .. } => {
-                self.with(id, |client| {
+                self.change_client(id, |client| {
                     client.wants = true;
                     client.waiting_since = now;
                     client.phase = Phase::Next(Why::Resumes);
@@ -171,7 +171,7 @@ impl Books {
             }
             // The client is next already, maybe without a request (see `on_deferred`), and may still have to wait.
             Phase::Next(_) | Phase::Drained => {
-                self.with(id, |client| client.wants = true);
+                self.change_client(id, |client| client.wants = true);
             }
             // The client closed its gate while a grant was on its way, or requests twice.
             Phase::Granted { .. } | Phase::Running { .. } | Phase::Dropping { .. } => {}
@@ -182,13 +182,13 @@ impl Books {
     /// A client that was granted the lock `since` then has opened its gate. If it `begins`, a turn begins.
     fn on_running(&mut self, id: ClientId, epoch: Epoch, since: Time, begins: bool) {
         let now = self.state().now();
-        let hand_over = self.with(id, |client| {
+        let hand_over = self.change_client(id, |client| {
             client.phase = Phase::Running { epoch };
             client.stuck = false;
             client.hand_over.take()
         });
         let hand_over = hand_over.flatten();
-        self.on_each_gpu_of(id, |gpu, account| {
+        self.change_each_gpu_of(id, |gpu, account| {
             if begins || gpu.turn_started.is_none() {
                 gpu.turn_started = Some(gpu.turn_begins(id, now));
                 gpu.turns += 1;
@@ -199,12 +199,12 @@ impl Books {
             }
             if let Some(HandOver { freed, moves }) = hand_over {
                 let idle = now.saturating_sub(freed);
-                gpu.cost.idle.record(idle);
+                gpu.cost.gap.record(idle);
                 gpu.budget.spend(idle);
-                account.cost.idle.record(idle);
+                account.cost.gap.record(idle);
                 let claimed = std::mem::take(&mut account.claimed);
                 if claimed > 0 {
-                    account.moving.record(idle, claimed);
+                    account.move_cost.record(idle, claimed);
                 }
                 if !moves {
                     gpu.record_switch(idle);
@@ -226,17 +226,17 @@ impl Books {
         let gpus = self.state().gpus_of(&unit);
         let deferrals = self.state().gpus_among(&gpus).map(|gpu| gpu.deferrals).max();
         let retry_at = now + retry_after(deferrals.unwrap_or(0), now);
-        self.with(id, |client| {
+        self.change_client(id, |client| {
             client.phase = Phase::Running { epoch };
             client.stuck = false;
         });
         let in_a_row = self.state().clients_of(&unit).map(|client| client.deferrals).max().unwrap_or(0) + 1;
         for &member in unit.iter() {
-            self.with(member, |client| {
+            self.change_client(member, |client| {
                 client.deferrals = in_a_row;
                 // Other clients must not wait for a drain that fails: until it is asked again, this client counts as one
                 // that stays.
-                client.stubborn_until = (in_a_row >= STUBBORN).then_some(retry_at);
+                client.stubborn_until = (in_a_row >= STUBBORN_AFTER).then_some(retry_at);
             });
         }
         // The drain may depend on work of another client that sleeps at its gate by now: all clients that were asked along
@@ -245,7 +245,7 @@ impl Books {
         let (gpus, others) = asked_along_with(self.state(), id);
         for uuid in gpus {
             let mut next = Vec::new();
-            self.on_gpu(uuid, |gpu| {
+            self.change_gpu(uuid, |gpu| {
                 gpu.deferrals += 1;
                 gpu.not_before = retry_at;
                 gpu.released.clear();
@@ -259,7 +259,7 @@ impl Books {
         for other in others {
             match self.state().phase(other) {
                 Some(Phase::Parked) => {
-                    self.with(other, |client| client.phase = Phase::Next(Why::Resumes));
+                    self.change_client(other, |client| client.phase = Phase::Next(Why::Resumes));
                 }
                 Some(Phase::Dropping { .. } | Phase::Drained) => {
                     self.send_grant(other, now + self.state().config().grace, Vec::new(), false);
@@ -267,7 +267,7 @@ impl Books {
                 _ => {}
             }
         }
-        self.report().note(format!("client {id} keeps the GPU: its kernels are not done; it is asked again"));
+        self.report().info(format!("client {id} keeps the GPU: its kernels are not done; it is asked again"));
     }
 }
 

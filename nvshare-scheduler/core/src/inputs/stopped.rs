@@ -13,7 +13,7 @@ impl Books {
         if self.state().client(id).is_none_or(|client| client.stopped == stopped) {
             return;
         }
-        self.with(id, |client| {
+        self.change_client(id, |client| {
             client.stopped = stopped;
             client.may_go_on_until = Some(until).filter(|_| stopped);
             match &mut client.phase {

@@ -126,13 +126,13 @@ impl State {
             heaviest = heaviest.max(weight);
             // A smaller difference does not count. Turns that are measured all have the same length.
             if behind > EVEN && !gpu.trial.takes_turns() {
-                catches_up = catches_up.max(gpu.shares.lacks(job, own));
+                catches_up = catches_up.max(gpu.shares.time_to_reach(job, own));
             }
         }
         let beside = u32::try_from(gpu.shares.holding().max(1)).unwrap_or(u32::MAX);
         let ratio = slices::ratio(heaviest, own_weight);
         let quantum = self.owed_quantum(gpu, waiter, self.bytes_to_move(gpu, waiter));
-        let beyond = self.accounts_on(gpu, waiter).map(|account| account.cost.beyond(quantum));
+        let beyond = self.accounts_on(gpu, waiter).map(|account| account.cost.overrun_allowance(quantum));
         Some(Turn {
             started: gpu.turn_started,
             quantum,
@@ -148,7 +148,7 @@ impl State {
     /// The length of a turn that ends for a waiter, for which `to_move` bytes have to move.
     pub(crate) fn quantum(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
         if to_move == 0 && gpu.shares.are_unequal() {
-            return slices::length(gpu.cost.idle.mean());
+            return slices::length(gpu.cost.gap.mean());
         }
         if to_move == 0 && gpu.trial.takes_turns() {
             return gpu.trial.slice();
@@ -159,7 +159,7 @@ impl State {
 
     /// The time of a hand-over to a unit: as measured on average, else estimated from the bytes to move.
     pub(crate) fn hand_over_cost(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
-        let costs = self.accounts_on(gpu, unit).filter_map(|account| account.cost.idle.mean());
+        let costs = self.accounts_on(gpu, unit).filter_map(|account| account.cost.gap.mean());
         costs.max().unwrap_or_else(|| gpu.rates.there_and_back(to_move))
     }
 

@@ -22,7 +22,7 @@ pub(crate) struct Evictions {
     /// With what was ordered before, they suffice; or an earlier order is still unanswered.
     pub(crate) suffice: bool,
     /// Clients that were looked at for them.
-    pub(crate) looked_at: u64,
+    pub(crate) clients_seen: u64,
 }
 
 impl State {
@@ -51,28 +51,28 @@ impl State {
         deficit + spare(gpu, self.free(gpu, id).saturating_sub(deficit), id)
     }
 
-    /// Who is to give back so many bytes, less what is ordered already. For clients that need all of it (`for_clients`),
-    /// nobody is if not everything can be had.
-    pub(crate) fn evictions(&self, gpu: &Gpu, needed: u64, for_clients: Option<&[ClientId]>) -> Evictions {
+    /// Chooses the clients that give back `needed` bytes, less what is ordered already. With `beneficiaries`, these are not asked, and
+    /// nothing is ordered unless all of it can be had.
+    pub(crate) fn evictions(&self, gpu: &Gpu, needed: u64, beneficiaries: Option<&[ClientId]>) -> Evictions {
         let sums = gpu.ledger.sums();
         let missing = u128::from(needed).saturating_sub(sums.ordered);
         let missing = u64::try_from(missing).unwrap_or(u64::MAX);
         if missing == 0 {
-            return Evictions { orders: Vec::new(), suffice: true, looked_at: 0 };
+            return Evictions { orders: Vec::new(), suffice: true, clients_seen: 0 };
         }
         let candidates: Vec<Candidate> = gpu
             .ledger
             .entries()
-            .filter(|(id, _)| for_clients.is_none_or(|ids| !ids.contains(id)))
+            .filter(|(id, _)| beneficiaries.is_none_or(|ids| !ids.contains(id)))
             .filter(|(_, entry)| entry.room > 0 && entry.ordered.is_none() && !entry.stuck)
             .filter_map(|(id, entry)| self.candidate(gpu, self.client(id)?, entry))
             .collect();
         let orders = victims::choose(missing, &candidates);
         let possible = orders.iter().fold(0, |sum: u64, &(_, bytes)| sum.saturating_add(bytes));
-        if possible < missing && for_clients.is_some() {
-            return Evictions { orders: Vec::new(), suffice: sums.orders > 0, looked_at: 0 };
+        if possible < missing && beneficiaries.is_some() {
+            return Evictions { orders: Vec::new(), suffice: sums.orders > 0, clients_seen: 0 };
         }
-        Evictions { orders, suffice: possible >= missing, looked_at: candidates.len() as u64 }
+        Evictions { orders, suffice: possible >= missing, clients_seen: candidates.len() as u64 }
     }
 
     /// What a client could give back.

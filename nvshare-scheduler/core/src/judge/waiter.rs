@@ -35,8 +35,8 @@ pub(crate) struct Case {
 pub(crate) struct Outlook {
     /// A compute limit keeps it waiting until then.
     paced_until: Option<Time>,
-    /// GPUs where others are ahead of it; two at most, since a look wants to know of one besides its own.
-    barred: Vec<GpuUuid>,
+    /// GPUs where another waiter is ahead of it; two at most, since a look asks for one besides its own.
+    not_first_on: Vec<GpuUuid>,
     /// GPUs that it does not fit beside those who stay.
     pub(crate) contested: Vec<GpuUuid>,
 }
@@ -47,8 +47,8 @@ impl Outlook {
     }
 
     /// Whether others are ahead of the waiter on another GPU than this one.
-    fn is_barred_beside(&self, uuid: GpuUuid) -> bool {
-        self.barred.iter().any(|&other| other != uuid)
+    fn is_not_first_beside(&self, uuid: GpuUuid) -> bool {
+        self.not_first_on.iter().any(|&other| other != uuid)
     }
 }
 
@@ -82,14 +82,14 @@ impl Head {
 pub(crate) enum Verdict {
     /// It must wait as things are.
     Hopeless,
-    /// Some of its gang give the lock back.
-    Leaves,
+    /// Members of its gang give the lock back.
+    GangIsLeaving,
     /// It would delay the head of the queue.
-    Behind,
+    WouldDelayHead,
     /// A compute limit keeps it waiting until then.
     Paced(Time),
     /// Others are ahead of it on another GPU.
-    Barred,
+    NotFirstElsewhere,
     /// It fits beside those who stay.
     Fits,
     /// Others would have to leave for it.
@@ -112,7 +112,7 @@ impl State {
             let contested = gpus().filter(|gpu| !self.fits_beside_staying(gpu, unit));
             Outlook {
                 paced_until: self.paced_until(unit),
-                barred: barred.map(|gpu| gpu.uuid).take(2).collect(),
+                not_first_on: barred.map(|gpu| gpu.uuid).take(2).collect(),
                 contested: contested.map(|gpu| gpu.uuid).collect(),
             }
         })
@@ -134,16 +134,16 @@ impl State {
             return Verdict::Hopeless;
         }
         if case.is_leaving {
-            return Verdict::Leaves;
+            return Verdict::GangIsLeaving;
         }
         let would_delay = head.is_some_and(|head| self.would_delay(gpu, &case.unit, head));
         if would_delay && !has_the_turn(gpu, client) {
-            return Verdict::Behind;
+            return Verdict::WouldDelayHead;
         }
         let outlook = self.outlook(case);
         match outlook.paced_until {
             Some(until) => Verdict::Paced(until),
-            None if outlook.is_barred_beside(gpu.uuid) => Verdict::Barred,
+            None if outlook.is_not_first_beside(gpu.uuid) => Verdict::NotFirstElsewhere,
             None if outlook.contested.is_empty() => Verdict::Fits,
             None => Verdict::NeedsTurn,
         }

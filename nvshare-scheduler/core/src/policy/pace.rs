@@ -15,11 +15,11 @@ pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
 /// Most credit that a job can owe after a drain that took longer than its spell, in nanoseconds.
 const MOST_DEBT: i64 = 5_000_000_000;
 
-/// What a job does with the GPU, as far as its limit is concerned.
+/// A job's use of the GPU, as far as its limit is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Does {
+pub(crate) enum PaceState {
     /// Its gate is open, or its work completes.
-    Holds,
+    Runs,
     /// It wants the GPU and does not hold it.
     Waits,
     /// It does not want the GPU.
@@ -35,7 +35,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// The pace of a job that may hold the GPU for so many per cent of the time, and has not held it lately.
+    /// The pace of a job that may hold the GPU for `percent` of the time, and has not held it lately.
     #[must_use]
     pub(crate) fn new(percent: u8, now: Duration) -> Self {
         let mut pace = Self { percent: i64::from(percent.clamp(1, 100)), credit: 0, at: now };
@@ -44,7 +44,7 @@ impl Pace {
     }
 
     /// Sets another limit from now on: the job has credit for one spell, whatever it did under the other limit.
-    pub(crate) fn set(&mut self, percent: u8, does: Does, now: Duration) {
+    pub(crate) fn set(&mut self, percent: u8, does: PaceState, now: Duration) {
         self.advance(does, now);
         let percent = i64::from(percent.clamp(1, 100));
         if percent != self.percent {
@@ -53,12 +53,12 @@ impl Pace {
         }
     }
 
-    /// Lets time pass, in which the job did this.
-    pub(crate) fn advance(&mut self, does: Does, now: Duration) {
+    /// Lets time pass, in which the job was in this state.
+    pub(crate) fn advance(&mut self, does: PaceState, now: Duration) {
         let passed = nanos(now.saturating_sub(self.at));
         self.at = self.at.max(now);
-        let rate = if does == Does::Holds { self.percent - 100 } else { self.percent };
-        let most = if does == Does::Sleeps { self.enough() } else { self.enough() * 2 };
+        let rate = if does == PaceState::Runs { self.percent - 100 } else { self.percent };
+        let most = if does == PaceState::Sleeps { self.enough() } else { self.enough() * 2 };
         let credit = self.credit.saturating_add(passed.saturating_mul(rate));
         self.credit = credit.clamp(-MOST_DEBT * 100, most);
     }
@@ -104,11 +104,11 @@ mod tests {
         let (mut now, mut held) = (begin, Duration::ZERO);
         while now < begin + MS(10_000) {
             now = now.max(pace.begins_at());
-            pace.advance(Does::Waits, now);
+            pace.advance(PaceState::Waits, now);
             let ends = pace.ends_at(MS(0)).map_or(begin + MS(10_000), |ends| ends + late);
             held += ends - now;
             now = ends;
-            pace.advance(Does::Holds, now);
+            pace.advance(PaceState::Runs, now);
         }
         held
     }
@@ -132,7 +132,7 @@ mod tests {
         let mut pace = Pace::new(25, MS(0));
         let ends = pace.ends_at(MS(0)).expect("an end");
         assert_eq!(ends, Duration::from_micros(62_500));
-        pace.advance(Does::Holds, ends);
+        pace.advance(PaceState::Runs, ends);
         assert_eq!(pace.begins_at(), MS(250));
     }
 
@@ -142,13 +142,13 @@ mod tests {
         assert_eq!(pace.ends_at(MS(20)), Some(Duration::from_micros(42_500)));
         // Half a spell is left to a job whose drains are long.
         assert_eq!(pace.ends_at(MS(90)), Some(Duration::from_micros(31_250)));
-        pace.advance(Does::Holds, Duration::from_micros(62_500));
+        pace.advance(PaceState::Runs, Duration::from_micros(62_500));
         assert_eq!(pace.begins_at(), MS(250));
     }
 
     #[test]
     fn a_job_that_waits_saves_for_one_more_spell_and_one_that_sleeps_does_not() {
-        for (does, expected) in [(Does::Waits, 125_000), (Does::Sleeps, 62_500)] {
+        for (does, expected) in [(PaceState::Waits, 125_000), (PaceState::Sleeps, 62_500)] {
             let mut pace = Pace::new(25, MS(0));
             pace.advance(does, MS(60_000));
             let ends = pace.ends_at(MS(0)).expect("an end") - MS(60_000);
@@ -160,7 +160,8 @@ mod tests {
     fn another_limit_is_in_force_within_100_ms() {
         let limits = [1, 5, 20, 25, 60, 90, 99];
         for (from, to) in limits.into_iter().flat_map(|from| limits.map(|to| (from, to))) {
-            for (does, then) in [(Does::Holds, 0), (Does::Holds, 40), (Does::Holds, 5000), (Does::Waits, 90)]
+            for (does, then) in
+                [(PaceState::Runs, 0), (PaceState::Runs, 40), (PaceState::Runs, 5000), (PaceState::Waits, 90)]
             {
                 let mut pace = Pace::new(from, MS(0));
                 pace.advance(does, MS(then));
@@ -173,9 +174,9 @@ mod tests {
             }
         }
         let mut pace = Pace::new(25, MS(0));
-        pace.advance(Does::Holds, MS(1000));
+        pace.advance(PaceState::Runs, MS(1000));
         let before = pace.clone();
-        pace.set(25, Does::Holds, MS(1000));
+        pace.set(25, PaceState::Runs, MS(1000));
         assert_eq!(pace, before, "the same limit is no other limit");
     }
 
@@ -183,7 +184,7 @@ mod tests {
     fn another_limit_holds_at_once() {
         let mut pace = Pace::new(20, MS(0));
         held(&mut pace, MS(0), MS(0));
-        pace.set(60, Does::Waits, pace.at);
+        pace.set(60, PaceState::Waits, pace.at);
         let begin = pace.at;
         assert!(pace.begins_at() <= begin + MS(250), "{:?}", pace.begins_at() - begin);
         let held = held(&mut pace, begin, MS(0));
@@ -193,7 +194,7 @@ mod tests {
     #[test]
     fn a_kernel_without_end_is_not_paid_for_without_end() {
         let mut pace = Pace::new(10, MS(0));
-        pace.advance(Does::Holds, MS(3_600_000));
+        pace.advance(PaceState::Runs, MS(3_600_000));
         assert!(pace.begins_at() <= MS(3_600_000 + 51_000), "{:?}", pace.begins_at());
     }
 }

@@ -4,39 +4,38 @@ use std::time::Duration;
 
 /// A deferred drain is tried again after this many times the patience that it used up, and a little more. So a client loses at
 /// most a fifth of its time to drains that fail.
-pub(crate) const RETRY_FACTOR: u32 = 4;
+pub(crate) const DRAIN_RETRY_FACTOR: u32 = 4;
 
 /// A client that deferred this many drains in a row counts as one that does not leave, until the next drain is tried. At a pause
 /// the scheduler can take the lock from it at once: there is nothing to drain then.
-pub(crate) const STUBBORN: u32 = 3;
+pub(crate) const STUBBORN_AFTER: u32 = 3;
 
 /// How long a drain may make no progress: 200 ms, doubled by each deferral in a row, so that a kernel of any length gets
 /// time to complete.
-pub(crate) fn patience(deferrals: u32) -> Duration {
+pub(crate) fn drain_patience(deferrals: u32) -> Duration {
     Duration::from_millis(200) * 2u32.pow(deferrals.min(8))
 }
 
-/// How long after a drain was deferred it is tried again. Up to one patience more than the factor says follows from the digits
-/// of the time. A program may fail to drain at one beat of its rhythm: it must not be asked at that beat each time, as it would be
-/// when its period goes into each of the waits.
+/// How long after a drain was deferred it is tried again. The wait is stretched by up to one patience, by an amount derived from
+/// the current time. Otherwise a program that cannot drain at one point of its cycle could be asked at that same point each time.
 pub(crate) fn retry_after(deferrals: u32, now: Duration) -> Duration {
     /// 2⁶⁴ divided by the golden ratio: every digit of a factor changes the upper digits of the product.
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
     let part = (now.as_micros() as u64).wrapping_mul(SPREAD) >> 56;
-    patience(deferrals) * (RETRY_FACTOR * 256 + part as u32) / 256
+    drain_patience(deferrals) * (DRAIN_RETRY_FACTOR * 256 + part as u32) / 256
 }
 
-/// After this long, a client that did not answer an EVICT is asked again, and one that could not give memory back time and again.
-pub(crate) const RETRY: Duration = Duration::from_secs(10);
+/// How long until EVICT is sent again to a client that did not answer, or that kept failing to give memory back.
+pub(crate) const EVICT_RETRY: Duration = Duration::from_secs(10);
 
-/// How long after so many evictions in a row that left memory where it was the next one is tried. The first reason may be over soon:
-/// memory whose context is being ended, a piece that the program is just using.
-pub(crate) fn evict_again_after(shorts: u32) -> Duration {
-    (Duration::from_millis(125) * 2u32.pow(shorts.min(8))).min(RETRY)
+/// How long after `failures` evictions in a row that left memory where it was the next one is tried. The reason of the first may be
+/// over soon: memory whose context is being ended, a piece that the program is just using.
+pub(crate) fn evict_again_after(failures: u32) -> Duration {
+    (Duration::from_millis(125) * 2u32.pow(failures.min(8))).min(EVICT_RETRY)
 }
 
 /// How long room is kept for the allocation that waited for it.
-pub(crate) const PROMISE: Duration = Duration::from_millis(500);
+pub(crate) const PROMISE_LASTS: Duration = Duration::from_millis(500);
 
 /// The longest time, beyond the grace, that a restore may take, whatever its client says is absent.
 pub(crate) const LONGEST_RESTORE: Duration = Duration::from_secs(120);

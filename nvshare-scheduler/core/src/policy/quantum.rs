@@ -6,8 +6,10 @@
 
 use std::time::Duration;
 
-/// The shortest and the longest quantum that the rule chooses.
-pub(crate) const BOUNDS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(300));
+/// The shortest quantum that the rule chooses.
+pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
+/// The longest one.
+pub(crate) const LONGEST: Duration = Duration::from_secs(300);
 
 /// The administrator's targets for a chosen quantum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +25,7 @@ pub struct Auto {
 pub(crate) fn auto(target: Auto, cost: Duration, jobs: usize) -> Duration {
     let part = f64::from(target.overhead_ppm.clamp(1000, 900_000)) / 1e6;
     let cheap = cost.mul_f64((1.0 - part) / part);
-    cheap.min(longest(target, cost, jobs)).clamp(BOUNDS.0, BOUNDS.1)
+    cheap.min(longest(target, cost, jobs)).clamp(SHORTEST, LONGEST)
 }
 
 /// With a longer quantum somebody would wait for longer than stated.

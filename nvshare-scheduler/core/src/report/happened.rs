@@ -11,12 +11,12 @@ use crate::report::Report;
 use crate::state::account::Account;
 use crate::state::client::{Client, ClientId, Phase};
 
-/// Something that happened.
+/// An event for those who watch.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Happened {
+pub struct Incident {
     /// The kind of event.
     pub kind: EventKind,
-    /// The client that the event is about; none: the scheduler.
+    /// The client that it is about; `None` if it is about the scheduler.
     pub client: Option<ClientId>,
     /// The GPUs that the event is about.
     pub gpus: Vec<GpuUuid>,
@@ -80,8 +80,8 @@ fn account_changed(
         (Some(order), None) => Some((EventKind::Evicted, order.came, Some(now.saturating_sub(order.given)))),
         _ => None,
     };
-    let stays = after.reported_short && !before.reported_short;
-    let stays = stays.then(|| (EventKind::Stays, after.staying(), None));
+    let has_failed = after.reported_short && !before.reported_short;
+    let stays = has_failed.then(|| (EventKind::Stays, after.staying(), None));
     let needed = match (before.needs, after.needs) {
         (0, 1..) => Some((EventKind::NeedRoom, after.needs, None)),
         (1.., 0) if after.room > before.room => Some((EventKind::Room, after.room - before.room, None)),
@@ -91,48 +91,48 @@ fn account_changed(
 }
 
 impl Report {
-    /// An event begins: all that nobody took of the last one is forgotten.
-    pub(crate) fn forget_happened(&mut self) {
-        self.happened.clear();
+    /// Drops the incidents of the last event that nobody took.
+    pub(crate) fn forget_incidents(&mut self) {
+        self.incidents.clear();
     }
 
-    pub(crate) fn poll_happened(&mut self) -> Option<Happened> {
-        self.happened.pop_front()
+    pub(crate) fn poll_incident(&mut self) -> Option<Incident> {
+        self.incidents.pop_front()
     }
 
     /// Reports what changed about a client.
-    pub(crate) fn tell_changes(&mut self, client: &Client, before: Glance, now: Time) {
+    pub(crate) fn emit_client_changes(&mut self, client: &Client, before: Glance, now: Time) {
         let after = Glance::of(client);
         if let Some((kind, took)) = phase_changed(before.phase, after.phase, now) {
             let bytes = match kind {
                 EventKind::Granted => Some(client.restores()),
                 EventKind::Running if took.is_some() => {
-                    self.tell_restored(client, took, now);
+                    self.emit_restored(client, took, now);
                     Some(client.restores())
                 }
                 _ => None,
             };
-            self.tell(kind, client, bytes, took);
+            self.emit(kind, client, bytes, took);
         }
         if after.waits() && !before.waits() {
-            self.tell(EventKind::Waiting, client, None, None);
+            self.emit(EventKind::Waiting, client, None, None);
         }
         if after.stuck && !before.stuck {
-            self.tell(EventKind::Stuck, client, None, None);
+            self.emit(EventKind::Stuck, client, None, None);
         }
     }
 
     /// Reports the bytes that a client restored on each GPU.
-    fn tell_restored(&mut self, client: &Client, took: Option<Duration>, now: Time) {
+    fn emit_restored(&mut self, client: &Client, took: Option<Duration>, now: Time) {
         for (&gpu, account) in client.accounts.iter().filter(|(_, account)| account.restores > 0) {
             let took = account.early.map_or(took, |early| Some(now.saturating_sub(early.since)));
             let (kind, client, gpus) = (EventKind::Restored, Some(client.id), vec![gpu]);
-            self.happened.push_back(Happened { kind, client, gpus, bytes: Some(account.restores), took });
+            self.incidents.push_back(Incident { kind, client, gpus, bytes: Some(account.restores), took });
         }
     }
 
     /// Reports what changed about a client's memory on a GPU.
-    pub(crate) fn tell_account_changes(
+    pub(crate) fn emit_account_changes(
         &mut self,
         id: ClientId,
         gpu: GpuUuid,
@@ -141,12 +141,12 @@ impl Report {
     ) {
         for (kind, bytes, took) in account_changed(before, after, now) {
             let (client, gpus) = (Some(id), vec![gpu]);
-            self.happened.push_back(Happened { kind, client, gpus, bytes: Some(bytes), took });
+            self.incidents.push_back(Incident { kind, client, gpus, bytes: Some(bytes), took });
         }
     }
 
     /// Reports an event of a client, on all its GPUs.
-    pub(crate) fn tell(
+    pub(crate) fn emit(
         &mut self,
         kind: EventKind,
         client: &Client,
@@ -154,18 +154,18 @@ impl Report {
         took: Option<Duration>,
     ) {
         let (client, gpus) = (Some(client.id), client.gpus());
-        self.happened.push_back(Happened { kind, client, gpus, bytes, took });
+        self.incidents.push_back(Incident { kind, client, gpus, bytes, took });
     }
 
     /// Reports an event about a client's memory on one GPU.
-    pub(crate) fn tell_on(&mut self, kind: EventKind, id: ClientId, gpu: GpuUuid, bytes: u64) {
+    pub(crate) fn emit_on(&mut self, kind: EventKind, id: ClientId, gpu: GpuUuid, bytes: u64) {
         let (client, gpus, bytes) = (Some(id), vec![gpu], Some(bytes));
-        self.happened.push_back(Happened { kind, client, gpus, bytes, took: None });
+        self.incidents.push_back(Incident { kind, client, gpus, bytes, took: None });
     }
 
     /// Reports what an administrator changed.
-    pub(crate) fn tell_setting(&mut self, kind: EventKind, gpu: Option<GpuUuid>, took: Option<Duration>) {
+    pub(crate) fn emit_setting(&mut self, kind: EventKind, gpu: Option<GpuUuid>, took: Option<Duration>) {
         let gpus = gpu.into_iter().collect();
-        self.happened.push_back(Happened { kind, client: None, gpus, bytes: None, took });
+        self.incidents.push_back(Incident { kind, client: None, gpus, bytes: None, took });
     }
 }

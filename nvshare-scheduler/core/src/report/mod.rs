@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use nvshare_proto::{ClientStatus, SchedulerMessage};
 
 use crate::state::client::ClientId;
-use happened::Happened;
+use happened::Incident;
 use warnings::Warnings;
 
 /// A task for the caller of the core.
@@ -26,7 +26,7 @@ pub enum Output {
         message: SchedulerMessage,
     },
     /// A line for the administrator's log.
-    Note {
+    Log {
         /// Whether the line asks for attention.
         warning: bool,
         /// The text of the line.
@@ -40,7 +40,7 @@ pub(crate) struct Report {
     outputs: VecDeque<Output>,
     warnings: Warnings,
     /// Events for those who watch the scheduler, since the last call of [`Core::handle`](crate::Core::handle).
-    happened: VecDeque<Happened>,
+    incidents: VecDeque<Incident>,
     /// The last clients that are gone, as they are shown.
     gone: VecDeque<ClientStatus>,
 }
@@ -54,11 +54,11 @@ impl Report {
         self.outputs.push_back(Output::Send { client, message });
     }
 
-    pub(crate) fn note(&mut self, text: String) {
-        self.outputs.push_back(Output::Note { warning: false, text });
+    pub(crate) fn info(&mut self, text: String) {
+        self.outputs.push_back(Output::Log { warning: false, text });
     }
 
     pub(crate) fn warn(&mut self, text: String) {
-        self.outputs.push_back(Output::Note { warning: true, text });
+        self.outputs.push_back(Output::Log { warning: true, text });
     }
 }

@@ -10,7 +10,7 @@ use crate::state::State;
 use crate::state::client::{Client, Phase};
 use crate::state::gpu::Gpu;
 #[cfg(feature = "test-api")]
-use crate::state::{client::ClientId, cost::SwitchCost};
+use crate::state::{client::ClientId, cost::HandOverCosts};
 
 /// Clients that are gone and still listed.
 const GONE_KEPT: usize = 32;
@@ -52,7 +52,7 @@ impl State {
                 switch_us: gpu.switch_summary(),
                 others: None,
                 rule: gpu.rule.said(),
-                switch_cost_us: gpu.cost.idle.mean().map_or(0, |cost| cost.as_micros() as u64),
+                switch_cost_us: gpu.cost.gap.mean().map_or(0, |cost| cost.as_micros() as u64),
                 slices: gpu.takes_slices(),
                 by_measure: gpu.trial.is_decided(),
                 side_by_side: gpu.trial.shown().map_or(0, |sum| (sum * 1000.0).round() as u32),
@@ -63,7 +63,7 @@ impl State {
 
     /// The cost of hand-overs on a GPU, or of one client on it, as far as it is known.
     #[cfg(feature = "test-api")]
-    pub(crate) fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<SwitchCost> {
+    pub(crate) fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<HandOverCosts> {
         match of {
             Some(client) => self.account(client, gpu).map(|account| account.cost),
             None => self.gpu(gpu).map(|gpu| gpu.cost),

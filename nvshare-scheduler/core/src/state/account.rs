@@ -6,7 +6,7 @@ use nvshare_proto::units::{GIB, MIB};
 use nvshare_proto::{MemoryMode, Usage};
 
 use crate::Time;
-use crate::state::cost::{Moving, SwitchCost};
+use crate::state::cost::{HandOverCosts, MoveCost};
 
 /// An EVICT on its way or being followed, until EVICTED answers it. Room that the client returns voluntarily meanwhile does
 /// not complete it: the ordered memory may still leave after that.
@@ -85,9 +85,9 @@ pub(crate) struct Account {
     /// How fast the client's memory moves, as the scheduler timed it; in bytes per second.
     pub(crate) rates: Rates,
     /// The cost of the client's hand-overs on this GPU.
-    pub(crate) cost: SwitchCost,
+    pub(crate) cost: HandOverCosts,
     /// The same of those that move memory, by what they move.
-    pub(crate) moving: Moving,
+    pub(crate) move_cost: MoveCost,
     /// Bytes that had to leave for the client when it was last made next in its turn.
     pub(crate) claimed: u64,
     /// Bytes measured on the card beyond what the client reports: at the last look, and at the one before.
@@ -145,8 +145,8 @@ impl Account {
             shorts: 0,
             reported_short: false,
             rates,
-            cost: SwitchCost::default(),
-            moving: Moving::default(),
+            cost: HandOverCosts::default(),
+            move_cost: MoveCost::default(),
             claimed: 0,
             beside: [0; 2],
             looks: 0,
@@ -159,8 +159,8 @@ impl Account {
     /// The time of a hand-over for which `to_move` bytes have to leave; none: there was none yet. `apart`: how long these bytes
     /// take out, and then as many in. A small hand-over may have taken long for another reason.
     pub(crate) fn cost_of_moving(&self, to_move: u64, apart: Duration) -> Option<Duration> {
-        let mean = self.cost.idle.mean()?;
-        let by_bytes = self.moving.of(to_move).filter(|_| to_move > 0);
+        let mean = self.cost.gap.mean()?;
+        let by_bytes = self.move_cost.estimate(to_move).filter(|_| to_move > 0);
         Some(by_bytes.map_or(mean, |cost| cost.min(mean.max(apart))))
     }
 

@@ -5,9 +5,9 @@
 //! | drain | DROP_LOCK sent | LOCK_RELEASED, or IDLE |
 //! | evict | EVICT sent | EVICTED |
 //! | restore | LOCK_OK sent | RUNNING |
-//! | idle | the last holder's work complete | RUNNING of the client that waited for it |
+//! | gap | the last holder's work complete | RUNNING of the client that waited for it |
 //!
-//! A drain is not lost time: the GPU computes meanwhile. The cost of a hand-over is `idle`: evictions, the grant,
+//! A drain is not lost time: the GPU computes meanwhile. The cost of a hand-over is the `gap`: evictions, the grant,
 //! restoring.
 
 #![cfg_attr(
@@ -19,16 +19,16 @@ use std::time::Duration;
 
 /// The mean of a duration. Recent samples count most: the last three make up half of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Timed {
+pub struct RecentMean {
     mean: Duration,
     samples: u64,
 }
 
-impl Timed {
-    /// A new sample counts for one part in so many of the mean.
+impl RecentMean {
+    /// A new sample counts for one part in this many of the mean.
     const ONE_IN: u32 = 4;
 
-    /// The mean; none: there is no sample yet.
+    /// The mean, or `None` if there is no sample yet.
     #[must_use]
     pub fn mean(self) -> Option<Duration> {
         (self.samples > 0).then_some(self.mean)
@@ -52,20 +52,20 @@ impl Timed {
 
 /// The cost of hand-overs: on a GPU, or of one client on it. See the module's documentation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SwitchCost {
+pub struct HandOverCosts {
     /// From DROP_LOCK to LOCK_RELEASED.
-    pub drain: Timed,
+    pub drain: RecentMean,
     /// From EVICT to EVICTED.
-    pub evict: Timed,
+    pub evict: RecentMean,
     /// From LOCK_OK to RUNNING.
-    pub restore: Timed,
+    pub restore: RecentMean,
     /// From the end of the last holder's drain to the open gate of the client that waited; on a client: of this one.
-    pub idle: Timed,
+    pub gap: RecentMean,
 }
 
-impl SwitchCost {
-    /// How much more than this quantum a turn counts for: see `share.rs`.
-    pub(crate) fn beyond(&self, quantum: Duration) -> Duration {
+impl HandOverCosts {
+    /// The larger of the usual drain and the part of a usual restore that exceeds the quantum: see `share.rs`.
+    pub(crate) fn overrun_allowance(&self, quantum: Duration) -> Duration {
         let drain = self.drain.mean().unwrap_or_default();
         drain.max(self.restore.mean().unwrap_or_default().saturating_sub(quantum))
     }
@@ -73,23 +73,23 @@ impl SwitchCost {
 
 /// How long hand-overs take that move memory, by the bytes that have to leave for them.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Moving {
+pub(crate) struct MoveCost {
     /// Means, in seconds and bytes. The samples count as in [`Timed`].
     took: f64,
     bytes: f64,
 }
 
-impl Moving {
-    /// A hand-over for which so many bytes had to leave.
+impl MoveCost {
+    /// A hand-over for which `bytes` had to leave.
     pub(crate) fn record(&mut self, took: Duration, bytes: u64) {
-        let part = if self.bytes > 0.0 { 1.0 / f64::from(Timed::ONE_IN) } else { 1.0 };
+        let part = if self.bytes > 0.0 { 1.0 / f64::from(RecentMean::ONE_IN) } else { 1.0 };
         self.took += (took.as_secs_f64() - self.took) * part;
         self.bytes += (bytes as f64 - self.bytes) * part;
     }
 
-    /// The time of one for which `bytes` have to leave; none: there is no sample. The programs' first hand-overs, while they
+    /// The time of a hand-over for which `bytes` have to leave, or `None` if there is no sample. The programs' first hand-overs, while they
     /// grow, move little: the mean of the times alone would be too short for several turns.
-    pub(crate) fn of(self, bytes: u64) -> Option<Duration> {
+    pub(crate) fn estimate(self, bytes: u64) -> Option<Duration> {
         let took = self.took * (bytes as f64 / self.bytes);
         (self.bytes > 0.0).then(|| Duration::try_from_secs_f64(took).unwrap_or(Duration::MAX))
     }
@@ -100,9 +100,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mean_follows_what_is_seen_of_late() {
+    fn a_mean_follows_recent_samples() {
         const MS: fn(u64) -> Duration = Duration::from_millis;
-        let mut timed = Timed::default();
+        let mut timed = RecentMean::default();
         assert_eq!(timed.mean(), None);
         timed.record(MS(100));
         assert_eq!(timed.mean(), Some(MS(100)));
@@ -119,13 +119,13 @@ mod tests {
     #[test]
     fn small_hand_overs_say_how_long_large_ones_take() {
         const MS: fn(u64) -> Duration = Duration::from_millis;
-        let mut moving = Moving::default();
-        assert_eq!(moving.of(1), None);
+        let mut moving = MoveCost::default();
+        assert_eq!(moving.estimate(1), None);
         moving.record(MS(2), 100);
-        assert_eq!(moving.of(8000), Some(MS(160)));
+        assert_eq!(moving.estimate(8000), Some(MS(160)));
         moving.record(MS(200), 8000);
-        let large = moving.of(8000).expect("samples");
+        let large = moving.estimate(8000).expect("samples");
         assert!(large > MS(190) && large < MS(210), "{large:?}");
-        assert_eq!(moving.of(0), Some(MS(0)));
+        assert_eq!(moving.estimate(0), Some(MS(0)));
     }
 }

@@ -280,13 +280,13 @@ fn activity(client: &Client) -> Activity {
     if client.stuck {
         return Activity::default();
     }
-    let (holds, charged) = (client.phase.uses_a_turn(), client.phase.is_charged_to_its_job());
+    let (holds, counted) = (client.phase.uses_a_turn(), client.phase.is_charged_to_its_job());
     let waits = client.waits() && !client.hopeless;
     let active = holds || waits || client.phase.is_next();
     Activity {
         active,
         holds,
-        charged,
+        counted,
         runs: client.phase.is_running_or_draining(),
         long: active && !client.is_interactive(),
     }

@@ -10,7 +10,7 @@ use crate::policy::ahead;
 use crate::policy::budget::Budget;
 use crate::state::account::Rates;
 use crate::state::client::{Client, ClientId, Identity};
-use crate::state::cost::SwitchCost;
+use crate::state::cost::HandOverCosts;
 use crate::state::gangs::Unit;
 use crate::state::ledger::{Entry, Group, Ledger, Standing};
 use crate::state::place::Place;
@@ -90,7 +90,7 @@ pub(crate) struct Gpu {
     /// How fast memory moves, as the scheduler timed it.
     pub(crate) rates: Rates,
     /// The cost of hand-overs on this GPU.
-    pub(crate) cost: SwitchCost,
+    pub(crate) cost: HandOverCosts,
     pub(crate) turns: u64,
     /// A client waits for what the holders hold.
     pub(crate) contested: bool,
@@ -131,7 +131,7 @@ impl Gpu {
             size: Size::default(),
             capacity,
             source,
-            quantum: rule.at_first(),
+            quantum: rule.initial_quantum(),
             rule,
             ledger: Ledger::default(),
             shares: Shares::default(),
@@ -146,7 +146,7 @@ impl Gpu {
             freed_at: None,
             longest_drain: Duration::ZERO,
             rates: Rates::default(),
-            cost: SwitchCost::default(),
+            cost: HandOverCosts::default(),
             turns: 0,
             contested: false,
             contested_at: None,

@@ -407,7 +407,7 @@ impl Ledger {
             None => queue.first().copied(),
         };
         let floats = first(&self.floating, at.map(|place| place.relative_to(clock)));
-        let floats = floats.map(|place| place.on_clock(clock));
+        let floats = floats.map(|place| place.to_absolute(clock));
         first(&self.waiting, at).into_iter().chain(floats).min()
     }
 
@@ -420,7 +420,7 @@ impl Ledger {
     pub(crate) fn place_of(&self, clock: Virtual, id: ClientId) -> Option<Place> {
         let entry = self.entries.get(&id)?;
         match entry.standing {
-            Standing::Waits if entry.floats => Some(entry.place.on_clock(clock)),
+            Standing::Waits if entry.floats => Some(entry.place.to_absolute(clock)),
             Standing::Waits | Standing::Next => Some(entry.place),
             _ => None,
         }
@@ -571,7 +571,7 @@ mod tests {
                 prop_assert_eq!(ledger.sums().holders, group(&model, Standing::holds));
                 const CLOCK: Virtual = 3;
                 let waits = || model.values().filter(|e| e.standing == Standing::Waits);
-                let place_now = |e: &Entry| if e.floats { e.place.on_clock(CLOCK) } else { e.place };
+                let place_now = |e: &Entry| if e.floats { e.place.to_absolute(CLOCK) } else { e.place };
                 let mut waiting: Vec<Place> = waits().map(place_now).collect();
                 waiting.sort_unstable();
                 prop_assert!(ledger.waiting(CLOCK).eq(waiting));

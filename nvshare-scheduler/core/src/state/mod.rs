@@ -98,7 +98,7 @@ impl State {
     }
 
     /// A GPU that a step looks at. One that is not known is left out before (see `reconcile.rs`), and none is forgotten meanwhile.
-    pub(crate) fn looked_at(&self, uuid: GpuUuid) -> Option<&Gpu> {
+    pub(crate) fn known_gpu(&self, uuid: GpuUuid) -> Option<&Gpu> {
         let gpu = self.gpus.get(&uuid);
         debug_assert!(gpu.is_some(), "{uuid} is looked at, and not known");
         gpu
@@ -212,7 +212,7 @@ impl State {
     }
 
     /// Notes what a client says of itself, or what was said of it. Returns what the note does; none: the client is gone.
-    pub(crate) fn note<T>(&mut self, id: ClientId, note: impl FnOnce(&mut Notes) -> T) -> Option<T> {
+    pub(crate) fn change_notes<T>(&mut self, id: ClientId, note: impl FnOnce(&mut Notes) -> T) -> Option<T> {
         self.clients.get_mut(&id).map(|client| note(&mut client.notes))
     }
 
@@ -236,7 +236,11 @@ impl State {
 
     /// Changes each GPU that a client uses, with its account there. The account's entry in the GPU's ledger is not
     /// written: this is for figures that no entry has.
-    pub(crate) fn on_each_gpu_of(&mut self, id: ClientId, mut change: impl FnMut(&mut Gpu, &mut Account)) {
+    pub(crate) fn change_each_gpu_of(
+        &mut self,
+        id: ClientId,
+        mut change: impl FnMut(&mut Gpu, &mut Account),
+    ) {
         let accounts = self.clients.get_mut(&id).map(|client| &mut client.accounts);
         for (uuid, account) in accounts.into_iter().flatten() {
             if let Some(gpu) = self.gpus.get_mut(uuid) {

@@ -14,13 +14,13 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// That of a client which is in no order.
+    /// A placeholder for a client that is in no order; it must never be compared.
     pub(crate) fn nowhere(client: ClientId) -> Self {
         Self { time: 0, since: Time::ZERO, client }
     }
 
-    /// A place that counts from the clock, as a time.
-    pub(in crate::state) fn on_clock(self, clock: Virtual) -> Self {
+    /// The absolute place of one that counts from the clock.
+    pub(in crate::state) fn to_absolute(self, clock: Virtual) -> Self {
         Self { time: self.time.saturating_add(clock), ..self }
     }
 

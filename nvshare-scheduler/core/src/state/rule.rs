@@ -17,10 +17,10 @@ pub enum Rule {
 
 impl Rule {
     /// The quantum until something is measured.
-    pub(crate) fn at_first(self) -> Duration {
+    pub(crate) fn initial_quantum(self) -> Duration {
         match self {
             Self::Fixed(quantum) => quantum,
-            Self::Auto(target) => quantum::BOUNDS.1.min(target.max_wait).max(quantum::BOUNDS.0),
+            Self::Auto(target) => quantum::LONGEST.min(target.max_wait).max(quantum::SHORTEST),
         }
     }
 

@@ -7,8 +7,8 @@
 
 use crate::Time;
 use crate::policy::entitled::Terms;
-use crate::policy::pace::{Does, Pace};
-use crate::state::virtual_time::{USUAL, Virtual, unweighed, weighed};
+use crate::policy::pace::{Pace, PaceState};
+use crate::state::virtual_time::{USUAL, Virtual, to_real, to_virtual};
 
 /// One job on one GPU.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,12 +18,13 @@ pub(crate) struct Share {
     pub(crate) weight: u64,
     /// How the job's limit is enforced, if it is.
     pub(crate) pace: Option<Pace>,
-    /// The job's virtual time, without its turn of now.
-    pub(crate) time: Virtual,
-    /// The time that the job has had in its turn of now, up to the service `from`.
+    /// The job's virtual time before its present turn.
+    pub(crate) time_before_turn: Virtual,
+    /// How long the job has computed in its present turn, up to the service `counted_from`.
     ran: Virtual,
+    /// How long the job has restored in this turn.
     restored: Virtual,
-    from: Served,
+    counted_from: Served,
     /// How far the job was behind when it last stopped wanting the GPU.
     pub(crate) behind: Virtual,
     /// When that was.
@@ -32,7 +33,7 @@ pub(crate) struct Share {
     pub(crate) present: u32,
     pub(crate) active: u32,
     pub(crate) holding: u32,
-    pub(crate) counting: u32,
+    pub(crate) counted: u32,
     pub(crate) running: u32,
     /// How many of those that want it are not interactive.
     pub(crate) long: u32,
@@ -54,7 +55,7 @@ pub(crate) struct Activity {
     /// The process has the GPU, and restores or computes.
     pub(crate) holds: bool,
     /// The process's time is charged to its job: it holds the GPU and has restored.
-    pub(crate) charged: bool,
+    pub(crate) counted: bool,
     /// The process's gate is open, or its work completes.
     pub(crate) runs: bool,
     /// The process wants the GPU or has it, and is not interactive: it uses whole turns.
@@ -67,16 +68,16 @@ impl Share {
             terms,
             weight: USUAL,
             pace: None,
-            time: 0,
+            time_before_turn: 0,
             ran: 0,
             restored: 0,
-            from: Served::default(),
+            counted_from: Served::default(),
             behind: 0,
             stopped_at: Time::ZERO,
             present: 0,
             active: 0,
             holding: 0,
-            counting: 0,
+            counted: 0,
             running: 0,
             long: 0,
         }
@@ -88,7 +89,7 @@ impl Share {
         count(&mut self.present, before.is_some(), after.is_some());
         count(&mut self.active, old.active, new.active);
         count(&mut self.holding, old.holds, new.holds);
-        count(&mut self.counting, old.charged, new.charged);
+        count(&mut self.counted, old.counted, new.counted);
         count(&mut self.running, old.runs, new.runs);
         count(&mut self.long, old.long, new.long);
     }
@@ -96,21 +97,21 @@ impl Share {
     /// The job's virtual time.
     pub(crate) fn time(&self, served: Served) -> Virtual {
         let (ran, restored) = self.turn(served);
-        self.time.saturating_add(weighed(ran.max(restored), self.weight))
+        self.time_before_turn.saturating_add(to_virtual(ran.max(restored), self.weight))
     }
 
-    /// For how long the job has to go on until its virtual time is this, in nanoseconds of its own.
-    pub(crate) fn lacks(&self, time: Virtual, served: Served) -> Virtual {
+    /// For how long the job has to go on until its virtual time is `time`, in nanoseconds of its own.
+    pub(crate) fn time_to_reach(&self, time: Virtual, served: Served) -> Virtual {
         let (ran, restored) = self.turn(served);
-        let whole = unweighed(time.saturating_sub(self.time), self.weight);
+        let whole = to_real(time.saturating_sub(self.time_before_turn), self.weight);
         if whole > restored.max(ran) { whole - ran } else { 0 }
     }
 
     /// How long the job has computed in its turn, and how long it had restored.
     fn turn(&self, served: Served) -> (Virtual, Virtual) {
-        match (self.counting, self.holding) {
-            (1.., _) => (self.ran.saturating_add(served.counted - self.from.counted), self.restored),
-            (0, 1..) => (self.ran, self.restored.saturating_add(served.held - self.from.held)),
+        match (self.counted, self.holding) {
+            (1.., _) => (self.ran.saturating_add(served.counted - self.counted_from.counted), self.restored),
+            (0, 1..) => (self.ran, self.restored.saturating_add(served.held - self.counted_from.held)),
             (0, 0) => (0, 0),
         }
     }
@@ -118,33 +119,34 @@ impl Share {
     /// Counts the service up to now. Called before the counts of the job's processes change.
     pub(crate) fn count_service(&mut self, served: Served) {
         (self.ran, self.restored) = self.turn(served);
-        self.from = served;
+        self.counted_from = served;
     }
 
     /// The job holds the GPU no longer. Returns by how much its restore took longer than its work.
     pub(crate) fn end_turn(&mut self) -> Virtual {
         let (ran, restored) = (std::mem::take(&mut self.ran), std::mem::take(&mut self.restored));
-        self.time = self.time.saturating_add(weighed(ran.max(restored), self.weight));
+        self.time_before_turn =
+            self.time_before_turn.saturating_add(to_virtual(ran.max(restored), self.weight));
         (restored - ran).max(0)
     }
 
-    pub(crate) fn does(&self) -> Does {
+    pub(crate) fn pace_state(&self) -> PaceState {
         match (self.running, self.active) {
-            (1.., _) => Does::Holds,
-            (0, 1..) => Does::Waits,
-            (0, 0) => Does::Sleeps,
+            (1.., _) => PaceState::Runs,
+            (0, 1..) => PaceState::Waits,
+            (0, 0) => PaceState::Sleeps,
         }
     }
 
     /// Sets another weight from now on.
-    pub(crate) fn weigh(&mut self, weight: u64, served: Served) {
+    pub(crate) fn set_weight(&mut self, weight: u64, served: Served) {
         if weight == self.weight {
             return;
         }
         self.count_service(served);
         let ran = std::mem::take(&mut self.ran);
         self.restored = (self.restored - ran).max(0);
-        self.time = self.time.saturating_add(weighed(ran, self.weight));
+        self.time_before_turn = self.time_before_turn.saturating_add(to_virtual(ran, self.weight));
         self.weight = weight;
     }
 }

@@ -21,7 +21,7 @@ use crate::policy::slices;
 use crate::state::client::Job;
 pub(crate) use crate::state::share::Activity;
 use crate::state::share::{Served, Share};
-use crate::state::virtual_time::{USUAL, Virtual, nanos, weighed};
+use crate::state::virtual_time::{USUAL, Virtual, nanos, to_virtual};
 
 const USUAL_TERMS: Terms = Terms { weight: USUAL, limit: None, forced: false };
 
@@ -37,18 +37,18 @@ pub(crate) struct Shares {
     /// The sum of the weights of the jobs that want the GPU.
     weights: u64,
     /// How many jobs of each weight of their own want the GPU, and how many of all these have a limit.
-    wanted_by: BTreeMap<u64, usize>,
+    active_by_weight: BTreeMap<u64, usize>,
     limited: usize,
-    /// Compute limits changed the weights when these were last computed.
-    weighed: bool,
+    /// Whether compute limits shaped the weights that are in force.
+    limits_applied: bool,
     /// How many jobs hold the GPU, and how many of them have their time counted.
-    holding: i64,
-    counting: i64,
+    jobs_holding: i64,
+    jobs_counted: i64,
     /// How many jobs use whole turns.
     long: usize,
     jobs: BTreeMap<Job, Share>,
-    /// The jobs of which no process is there, by their virtual time.
-    absent: BTreeSet<(Virtual, Job)>,
+    /// The jobs without a process, by their virtual time.
+    remembered: BTreeSet<(Virtual, Job)>,
     /// Jobs whose limit is enforced.
     paced: BTreeSet<Job>,
 }
@@ -57,12 +57,12 @@ impl Shares {
     pub(crate) fn advance(&mut self, now: Time) {
         let passed = now.saturating_sub(self.advanced_to);
         self.advanced_to = self.advanced_to.max(now);
-        if self.holding > 0 && !passed.is_zero() {
+        if self.jobs_holding > 0 && !passed.is_zero() {
             let passed = nanos(passed);
-            self.served.held = self.served.held.saturating_add(passed / self.holding);
-            if self.counting > 0 {
-                self.served.counted = self.served.counted.saturating_add(passed / self.counting);
-                self.clock = self.clock.saturating_add(weighed(passed, self.weights));
+            self.served.held = self.served.held.saturating_add(passed / self.jobs_holding);
+            if self.jobs_counted > 0 {
+                self.served.counted = self.served.counted.saturating_add(passed / self.jobs_counted);
+                self.clock = self.clock.saturating_add(to_virtual(passed, self.weights));
             }
         }
     }
@@ -73,7 +73,7 @@ impl Shares {
 
     /// How many jobs hold the GPU.
     pub(crate) fn holding(&self) -> i64 {
-        self.holding
+        self.jobs_holding
     }
 
     pub(crate) fn is_holding(&self, job: Job) -> bool {
@@ -86,8 +86,8 @@ impl Shares {
     }
 
     /// For how long a job that uses the GPU alone has to go on until its virtual time is this.
-    pub(crate) fn lacks(&self, job: Job, time: Virtual) -> Duration {
-        let nanos = self.jobs.get(&job).map_or(0, |share| share.lacks(time, self.served));
+    pub(crate) fn time_to_reach(&self, job: Job, time: Virtual) -> Duration {
+        let nanos = self.jobs.get(&job).map_or(0, |share| share.time_to_reach(time, self.served));
         Duration::from_nanos(nanos.max(0).unsigned_abs())
     }
 
@@ -98,7 +98,7 @@ impl Shares {
 
     /// How many jobs want the GPU.
     pub(crate) fn active(&self) -> usize {
-        self.wanted_by.values().sum()
+        self.active_by_weight.values().sum()
     }
 
     /// How many jobs want the GPU for whole turns: they are not interactive.
@@ -113,7 +113,7 @@ impl Shares {
 
     /// Whether the jobs that want the GPU are to have different, or limited, parts of its time.
     pub(crate) fn are_unequal(&self) -> bool {
-        slices::are_asked_for(self.active(), self.wanted_by.len(), self.limited)
+        slices::are_asked_for(self.active(), self.active_by_weight.len(), self.limited)
     }
 
     /// Jobs whose limit is enforced.
@@ -141,7 +141,7 @@ impl Shares {
     fn pace(&self, job: Job) -> Option<(&Share, Pace)> {
         let share = self.jobs.get(&job)?;
         let mut pace = share.pace.clone()?;
-        pace.advance(share.does(), self.advanced_to);
+        pace.advance(share.pace_state(), self.advanced_to);
         Some((share, pace))
     }
 
@@ -151,10 +151,10 @@ impl Shares {
         // None: the job is not known here, or nothing differs.
         let Some(share) = self.jobs.get_mut(&job).filter(|share| share.terms != terms) else { return false };
         let before = std::mem::replace(&mut share.terms, terms);
-        let does = share.does();
+        let does = share.pace_state();
         match (terms.limit.filter(|_| terms.forced), &mut share.pace) {
             (Some(percent), Some(pace)) => pace.set(percent, does, now),
-            (Some(percent), none) => *none = Some(Pace::new(percent, now)),
+            (Some(percent), slot) => *slot = Some(Pace::new(percent, now)),
             (None, pace) => *pace = None,
         }
         if share.pace.is_some() {
@@ -163,47 +163,47 @@ impl Shares {
             self.paced.remove(&job);
         }
         if share.active > 0 {
-            self.stop_wanting(before);
-            self.want(terms);
+            self.remove_active(before);
+            self.add_active(terms);
         }
-        self.weigh(job);
+        self.recompute_weights(job);
         true
     }
 
-    fn want(&mut self, terms: Terms) {
-        *self.wanted_by.entry(terms.weight).or_default() += 1;
+    fn add_active(&mut self, terms: Terms) {
+        *self.active_by_weight.entry(terms.weight).or_default() += 1;
         self.limited += usize::from(terms.limit.is_some());
     }
 
-    fn stop_wanting(&mut self, terms: Terms) {
-        if let Some(count) = self.wanted_by.get_mut(&terms.weight) {
+    fn remove_active(&mut self, terms: Terms) {
+        if let Some(count) = self.active_by_weight.get_mut(&terms.weight) {
             *count -= 1;
             if *count == 0 {
-                self.wanted_by.remove(&terms.weight);
+                self.active_by_weight.remove(&terms.weight);
             }
         }
         self.limited -= usize::from(terms.limit.is_some());
     }
 
     /// Computes the weights by which time is shared, after one job has changed.
-    fn weigh(&mut self, changed: Job) {
+    fn recompute_weights(&mut self, changed: Job) {
         let served = self.served;
         let limits = self.limited > 0;
-        if limits || std::mem::replace(&mut self.weighed, limits) {
+        let were_applied = std::mem::replace(&mut self.limits_applied, limits);
+        if limits || were_applied {
             let wanting: Vec<Terms> = self.jobs.values().filter(|s| s.active > 0).map(|s| s.terms).collect();
-            self.weighed = limits;
             let mut weights = entitled::weights(&wanting).into_iter();
             for share in self.jobs.values_mut() {
                 let weight = if share.active > 0 { weights.next() } else { None };
-                share.weigh(weight.unwrap_or(share.terms.weight), served);
+                share.set_weight(weight.unwrap_or(share.terms.weight), served);
             }
         } else if let Some(share) = self.jobs.get_mut(&changed) {
-            share.weigh(share.terms.weight, served);
+            share.set_weight(share.terms.weight, served);
         }
         self.weights = if limits {
             self.jobs.values().filter(|share| share.active > 0).map(|share| share.weight).sum()
         } else {
-            self.wanted_by.iter().map(|(weight, count)| weight * *count as u64).sum()
+            self.active_by_weight.iter().map(|(weight, count)| weight * *count as u64).sum()
         };
     }
 
@@ -221,7 +221,7 @@ impl Shares {
         let now = self.advanced_to;
         let mut share = was.clone();
         share.count(before, after);
-        let does = share.does();
+        let does = share.pace_state();
         if was.active == 0 && share.active > 0 {
             let known = self.jobs.contains_key(&job);
             self.catch_up();
@@ -229,40 +229,41 @@ impl Shares {
             let paused = now.saturating_sub(was.stopped_at) >= SHORTEST_SLEEP;
             let most = if paused { bound } else { Virtual::MAX };
             let start = self.clock - was.behind.clamp(0, most);
-            share.time = if known { was.time.max(start) } else { start };
+            share.time_before_turn = if known { was.time_before_turn.max(start) } else { start };
         }
-        if let Some(pace) = share.pace.as_mut().filter(|_| was.does() != does) {
-            pace.advance(was.does(), now);
+        if let Some(pace) = share.pace.as_mut().filter(|_| was.pace_state() != does) {
+            pace.advance(was.pace_state(), now);
         }
         if was.holding > 0 && share.holding == 0 {
             let lost = share.end_turn();
-            self.clock = self.clock.saturating_add(weighed(lost, self.weights));
-            // A light job is ahead by more after each of its turns, and that is no less its own than a heavy one's.
-            let most = weighed(bound.saturating_mul(2), share.weight.min(USUAL));
-            share.time = share.time.min(self.clock.saturating_add(most));
+            self.clock = self.clock.saturating_add(to_virtual(lost, self.weights));
+            // The bound is in real time. A light job's virtual time grows faster, so its bound in virtual time is larger.
+            let most = to_virtual(bound.saturating_mul(2), share.weight.min(USUAL));
+            share.time_before_turn = share.time_before_turn.min(self.clock.saturating_add(most));
         }
         if was.active > 0 && share.active == 0 {
-            share.behind = self.clock - share.time;
+            share.behind = self.clock - share.time_before_turn;
             share.stopped_at = now;
         }
         let terms = share.terms;
         let wanting = [was.active > 0, share.active > 0];
         self.long = self.long + usize::from(share.long > 0) - usize::from(was.long > 0);
-        self.holding += i64::from(share.holding > 0) - i64::from(was.holding > 0);
-        self.counting += i64::from(share.counting > 0) - i64::from(was.counting > 0);
-        self.keep(job, &was, share);
+        self.jobs_holding += i64::from(share.holding > 0) - i64::from(was.holding > 0);
+        self.jobs_counted += i64::from(share.counted > 0) - i64::from(was.counted > 0);
+        self.store(job, &was, share);
         match wanting {
-            [false, true] => self.want(terms),
-            [true, false] => self.stop_wanting(terms),
+            [false, true] => self.add_active(terms),
+            [true, false] => self.remove_active(terms),
             _ => return,
         }
-        self.weigh(job);
+        self.recompute_weights(job);
     }
 
     /// A job pays for time that others lose because of it.
     pub(crate) fn charge(&mut self, job: Job, lost: Duration) {
         if let Some(share) = self.jobs.get_mut(&job) {
-            share.time = share.time.saturating_add(weighed(nanos(lost), share.weight));
+            share.time_before_turn =
+                share.time_before_turn.saturating_add(to_virtual(nanos(lost), share.weight));
         }
     }
 
@@ -281,21 +282,23 @@ impl Shares {
         self.clock = self.clock.max(least.unwrap_or(self.clock));
     }
 
-    /// Writes down a job, or that it is forgotten: of those that are absent, the one goes first that is least ahead.
-    fn keep(&mut self, job: Job, was: &Share, share: Share) {
+    /// Stores a job. A job without processes is dropped if remembering it would change nothing; beyond [`MOST_REMEMBERED`], the ones
+    /// least ahead are dropped first.
+    fn store(&mut self, job: Job, was: &Share, share: Share) {
         if was.present == 0 {
-            self.absent.remove(&(was.time, job));
+            self.remembered.remove(&(was.time_before_turn, job));
         }
         if share.present == 0 {
-            self.absent.insert((share.time, job));
+            self.remembered.insert((share.time_before_turn, job));
         }
-        let is_as_good_as_new = share.present == 0 && share.behind <= 0 && share.time <= self.clock;
+        let is_as_good_as_new =
+            share.present == 0 && share.behind <= 0 && share.time_before_turn <= self.clock;
         self.jobs.insert(job, share);
         if is_as_good_as_new {
             self.forget(job);
         }
-        while self.absent.len() > MOST_REMEMBERED
-            && let Some(&(_, job)) = self.absent.first()
+        while self.remembered.len() > MOST_REMEMBERED
+            && let Some(&(_, job)) = self.remembered.first()
         {
             self.forget(job);
         }
@@ -303,7 +306,7 @@ impl Shares {
 
     fn forget(&mut self, job: Job) {
         if let Some(share) = self.jobs.remove(&job) {
-            self.absent.remove(&(share.time, job));
+            self.remembered.remove(&(share.time_before_turn, job));
         }
         self.paced.remove(&job);
     }
@@ -317,9 +320,9 @@ mod tests {
     const S: fn(u64) -> Duration = Duration::from_secs;
     const WAITS: Option<Activity> = Some(WANTS);
     const RESTORES: Option<Activity> = Some(Activity { holds: true, ..WANTS });
-    const HOLDS: Option<Activity> = Some(Activity { holds: true, charged: true, runs: true, ..WANTS });
+    const HOLDS: Option<Activity> = Some(Activity { holds: true, counted: true, runs: true, ..WANTS });
     const SITS: Option<Activity> = Some(Activity { active: false, long: false, ..WANTS });
-    const WANTS: Activity = Activity { active: true, holds: false, charged: false, runs: false, long: true };
+    const WANTS: Activity = Activity { active: true, holds: false, counted: false, runs: false, long: true };
 
     fn job(n: u64) -> Job {
         Job::Process(n)
@@ -468,7 +471,7 @@ mod tests {
             shares.advance(S(restores));
             shares.change(job(1), RESTORES, HOLDS, S(60));
             let before = seconds(shares.time(job(1)));
-            let lacks = shares.lacks(job(1), nanos(S(10)));
+            let lacks = shares.time_to_reach(job(1), nanos(S(10)));
             shares.advance(S(restores + works));
             let counted = seconds(shares.time(job(1)));
             shares.change(job(1), HOLDS, WAITS, S(60));
@@ -491,7 +494,7 @@ mod tests {
         assert_eq!(seconds(shares.time(job(1))), 2 + 2);
         shares.advance(S(9));
         assert_eq!(seconds(shares.time(job(1))), 2 + 8);
-        assert_eq!(shares.lacks(job(1), nanos(S(12))), S(1));
+        assert_eq!(shares.time_to_reach(job(1), nanos(S(12))), S(1));
     }
 
     #[test]
@@ -507,6 +510,9 @@ mod tests {
         assert_eq!(shares.jobs.len(), 1 + MOST_REMEMBERED);
         assert!(!shares.jobs.contains_key(&job(1)) && shares.jobs.contains_key(&job(jobs)));
         let absent = shares.jobs.iter().filter(|(_, share)| share.present == 0);
-        assert!(absent.map(|(&job, share)| (share.time, job)).collect::<BTreeSet<_>>() == shares.absent);
+        assert!(
+            absent.map(|(&job, share)| (share.time_before_turn, job)).collect::<BTreeSet<_>>()
+                == shares.remembered
+        );
     }
 }

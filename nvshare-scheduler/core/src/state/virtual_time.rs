@@ -12,7 +12,7 @@ pub(crate) const USUAL: u64 = nvshare_proto::USUAL_WEIGHT as u64 * FINER;
 pub(crate) const FINER: u64 = 64;
 
 /// The virtual time that `time` is for jobs of this weight.
-pub(crate) fn weighed(time: i64, weight: u64) -> Virtual {
+pub(crate) fn to_virtual(time: i64, weight: u64) -> Virtual {
     if weight == USUAL {
         return time;
     }
@@ -25,7 +25,7 @@ pub(crate) fn nanos(time: Duration) -> Virtual {
 }
 
 /// The time that a job of this weight gets in so much virtual time.
-pub(crate) fn unweighed(time: Virtual, weight: u64) -> Virtual {
+pub(crate) fn to_real(time: Virtual, weight: u64) -> Virtual {
     let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(USUAL);
     Virtual::try_from(nanos).unwrap_or(Virtual::MAX / 4)
 }

@@ -64,26 +64,30 @@ impl Books {
 
 /// Changes of one client.
 impl Books {
-    /// Changes a client, with its entries in the ledgers of its GPUs, and tells what is different. Returns what the change does;
-    /// none: the client is gone.
-    pub(crate) fn with<T>(&mut self, id: ClientId, change: impl FnOnce(&mut Client) -> T) -> Option<T> {
+    /// Changes a client, with its entries in the ledgers of its GPUs, and emits an event for each difference. Returns what the
+    /// change returns, or `None` if the client is gone. What follows a change of its phase: see [`State::change_client`].
+    pub(crate) fn change_client<T>(
+        &mut self,
+        id: ClientId,
+        change: impl FnOnce(&mut Client) -> T,
+    ) -> Option<T> {
         let before = Glance::of(self.state.client(id)?);
         let changed = self.state.change_client(&mut self.agenda, id, change);
         if let Some(client) = self.state.client(id) {
-            self.report.tell_changes(client, before, self.state.now());
+            self.report.emit_client_changes(client, before, self.state.now());
         }
         changed
     }
 
-    /// The same for a client's account on one GPU; none: the client is gone, or does not use the GPU.
-    pub(crate) fn with_account<T>(
+    /// Changes a client's account on one GPU in the same way. `None`: the client is gone, or does not use the GPU.
+    pub(crate) fn change_account<T>(
         &mut self,
         id: ClientId,
         gpu: GpuUuid,
         change: impl FnOnce(&mut Account) -> T,
     ) -> Option<T> {
         let (changed, [before, after]) = self.state.change_account(&mut self.agenda, id, gpu, change)?;
-        self.report.tell_account_changes(id, gpu, [&before, &after], self.state.now());
+        self.report.emit_account_changes(id, gpu, [&before, &after], self.state.now());
         Some(changed)
     }
 
@@ -97,14 +101,14 @@ impl Books {
         self.state.correct_account(&mut self.agenda, id, gpu, correct)
     }
 
-    /// Notes whether a client must wait as things are.
+    /// Sets whether a client must wait as things are.
     pub(crate) fn set_hopeless(&mut self, id: ClientId, hopeless: bool) {
         self.state.set_hopeless(&mut self.agenda, id, hopeless);
     }
 
-    /// Notes what a client says of itself, or what was said of it, that no ledger has.
-    pub(crate) fn note<T>(&mut self, id: ClientId, note: impl FnOnce(&mut Notes) -> T) -> Option<T> {
-        self.state.note(id, note)
+    /// Changes what is noted of a client: what it says of itself, or what was said of it, and no ledger has.
+    pub(crate) fn change_notes<T>(&mut self, id: ClientId, note: impl FnOnce(&mut Notes) -> T) -> Option<T> {
+        self.state.change_notes(id, note)
     }
 
     /// Tells a client whether others wait for what it holds, if that is news.
@@ -136,7 +140,7 @@ impl Books {
         self.state.enter(&mut self.agenda, id);
     }
 
-    /// The same for one GPU.
+    /// Rewrites a client's entry on one GPU.
     pub(crate) fn enter_on(&mut self, id: ClientId, gpu: GpuUuid) {
         self.state.enter_on(&mut self.agenda, id, Some(gpu));
     }
@@ -146,7 +150,7 @@ impl Books {
         self.state.refresh_places(&mut self.agenda);
     }
 
-    /// The same for one client.
+    /// Brings one client's place up to date.
     pub(crate) fn refresh_place(&mut self, id: ClientId) {
         self.state.refresh_place(&mut self.agenda, id);
     }
@@ -154,15 +158,15 @@ impl Books {
 
 /// Changes of GPUs.
 impl Books {
-    /// Changes a GPU; nothing is told of that, and nothing is looked at again. Returns what the change does; none: the GPU is
-    /// not known.
-    pub(crate) fn on_gpu<T>(&mut self, uuid: GpuUuid, change: impl FnOnce(&mut Gpu) -> T) -> Option<T> {
+    /// Changes a GPU; no event follows, and nothing is looked at again. Returns what the change returns, or `None` if the GPU is not
+    /// known.
+    pub(crate) fn change_gpu<T>(&mut self, uuid: GpuUuid, change: impl FnOnce(&mut Gpu) -> T) -> Option<T> {
         self.state.gpu_mut(uuid).map(change)
     }
 
-    /// Changes each GPU that a client uses, with figures of its account there: see [`State::on_each_gpu_of`].
-    pub(crate) fn on_each_gpu_of(&mut self, id: ClientId, change: impl FnMut(&mut Gpu, &mut Account)) {
-        self.state.on_each_gpu_of(id, change);
+    /// Changes each GPU that a client uses, with figures of its account there: see [`State::change_each_gpu_of`].
+    pub(crate) fn change_each_gpu_of(&mut self, id: ClientId, change: impl FnMut(&mut Gpu, &mut Account)) {
+        self.state.change_each_gpu_of(id, change);
     }
 
     /// The drain of a client took this long.
@@ -183,7 +187,7 @@ impl Books {
 
     /// The GPU is looked at again then, if not before.
     pub(crate) fn wake_at(&mut self, uuid: GpuUuid, time: Time) {
-        self.on_gpu(uuid, |gpu| gpu.wake_at(time));
+        self.change_gpu(uuid, |gpu| gpu.wake_at(time));
     }
 
     /// Something about a GPU has changed: it is looked at again, and with it those who wait for that.
@@ -216,8 +220,8 @@ impl Books {
         self.state.remove_member(id, gang)
     }
 
-    /// Changes a gang. Returns what the change does; none: there is no such gang.
-    pub(crate) fn on_gang<T>(&mut self, gang: u64, change: impl FnOnce(&mut Members) -> T) -> Option<T> {
+    /// Changes a gang. Returns what the change returns, or `None` if there is no such gang.
+    pub(crate) fn change_gang<T>(&mut self, gang: u64, change: impl FnOnce(&mut Members) -> T) -> Option<T> {
         self.state.gang_mut(gang).map(change)
     }
 
@@ -234,9 +238,9 @@ impl Books {
         self.state.begin_event(now);
     }
 
-    /// Forgets the last event: the changes that were told of it, and the work that it took.
+    /// Forgets the last event: the incidents that nobody took, and the work that it needed.
     pub(crate) fn forget_last_event(&mut self) {
-        self.report.forget_happened();
+        self.report.forget_incidents();
         self.agenda.forget_work();
     }
 
@@ -272,9 +276,9 @@ impl Books {
     }
 
     /// Reports an event of a client that is there.
-    pub(crate) fn tell(&mut self, kind: EventKind, id: ClientId, bytes: Option<u64>) {
+    pub(crate) fn emit(&mut self, kind: EventKind, id: ClientId, bytes: Option<u64>) {
         if let Some(client) = self.state.client(id) {
-            self.report.tell(kind, client, bytes, None);
+            self.report.emit(kind, client, bytes, None);
         }
     }
 

@@ -16,12 +16,12 @@ impl Books {
         which: impl Fn(ClientId, &Departed) -> bool,
     ) -> Vec<Departed> {
         // Nobody has left anything on a GPU that is not known.
-        let gone = self.on_gpu(uuid, |gpu| gpu.forget_departed(which)).unwrap_or_default();
+        let gone = self.change_gpu(uuid, |gpu| gpu.forget_departed(which)).unwrap_or_default();
         if !gone.is_empty() {
             self.look_again(uuid);
         }
         for (id, departed) in &gone {
-            self.report().tell_on(EventKind::Ended, *id, uuid, departed.bytes);
+            self.report().emit_on(EventKind::Ended, *id, uuid, departed.bytes);
         }
         gone.into_iter().map(|(_, departed)| departed).collect()
     }
@@ -35,7 +35,7 @@ impl Books {
                 Bytes(*bytes)
             ))
         };
-        if let Some(text) = self.on_gpu(uuid, report).flatten() {
+        if let Some(text) = self.change_gpu(uuid, report).flatten() {
             self.look_again(uuid);
             self.report().warn(text);
         }

@@ -11,7 +11,7 @@ impl Books {
     /// Asks clients to leave whose time is over, and looks again when the next client's time is over.
     pub(crate) fn enforce_limits(&mut self, uuid: GpuUuid) {
         let state = self.state();
-        let Some(gpu) = state.looked_at(uuid) else { return };
+        let Some(gpu) = state.known_gpu(uuid) else { return };
         if gpu.shares.paced().is_empty() && !state.jobs().is_any_paused() {
             return;
         }

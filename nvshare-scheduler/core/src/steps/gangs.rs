@@ -18,10 +18,11 @@ impl Books {
         joins
     }
 
-    /// Whether a client still has to wait for members of its gang. A gang that has waited long enough goes on, which is logged once.
-    pub(crate) fn waits_for_members(&mut self, id: ClientId) -> bool {
+    /// Looks whether the members of a client's gang are there. Returns whether it still has to wait for some. A gang that has waited long
+    /// enough goes on, which is logged once.
+    pub(crate) fn muster_gang(&mut self, id: ClientId) -> bool {
         let (now, gang) = (self.state().now(), self.state().gang_of(id));
-        match gang.and_then(|gang| self.on_gang(gang, |members| members.muster(now))) {
+        match gang.and_then(|gang| self.change_gang(gang, |members| members.muster(now))) {
             None | Some(Muster::Complete) => false,
             Some(Muster::Waits) => true,
             Some(Muster::GoesOn { there, size }) => {
@@ -42,7 +43,7 @@ impl Books {
         for other in self.state().unit(id).iter().copied() {
             let sits = |client: &Client| client.phase == Phase::Parked && !client.wants;
             if self.state().client(other).is_some_and(sits) {
-                self.with(other, |client| {
+                self.change_client(other, |client| {
                     client.wants = true;
                     client.waiting_since = now;
                 });

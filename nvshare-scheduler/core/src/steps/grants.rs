@@ -52,7 +52,7 @@ impl Round<'_> {
                 self.grant_or_evict(id, uuid, reserved);
             }
             if self.books.state().phase(id).is_some_and(Phase::is_next) {
-                let Some(gpu) = self.books.state().looked_at(uuid) else { return };
+                let Some(gpu) = self.books.state().known_gpu(uuid) else { return };
                 reserved = reserved.saturating_add(gpu.deficit(id));
                 if self.nobody_else_gets_room(gpu, id, reserved) {
                     return self.order_what_they_lack(uuid, id);
@@ -70,7 +70,7 @@ impl Round<'_> {
 
     /// Orders what all who are next lack together.
     fn order_what_they_lack(&mut self, uuid: GpuUuid, id: ClientId) {
-        let Some(gpu) = self.books.state().looked_at(uuid) else { return };
+        let Some(gpu) = self.books.state().known_gpu(uuid) else { return };
         let sums = gpu.ledger.sums();
         if sums.leaving == 0 {
             let together = sums.next_deficit.saturating_sub(u128::from(self.books.state().free(gpu, id)));
@@ -104,7 +104,7 @@ impl Round<'_> {
         if leaving || own_move {
             return;
         }
-        if self.judge_hopeless(id) {
+        if self.settle_hopeless(id) {
             // The client was to be next: another client is now.
             self.books.step_back(&unit);
             return;
@@ -171,7 +171,7 @@ impl Books {
         if bytes == 0 {
             return;
         }
-        self.with_account(id, uuid, |account| {
+        self.change_account(id, uuid, |account| {
             let absent = account.usage.absent;
             account.early.get_or_insert(EarlyRestore { since: now, absent });
             account.room = account.room.saturating_add(bytes);
@@ -197,12 +197,12 @@ impl Books {
             let absent = account.usage.absent.min(capacity);
             moved |= absent > 0 || account.early.is_some();
             restore += account.rates.there_and_back(absent);
-            self.on_gpu(uuid, |gpu| freed_at = freed_at.max(gpu.freed_at.take()));
-            self.with_account(id, uuid, |account| account.room = account.room.saturating_add(bytes));
+            self.change_gpu(uuid, |gpu| freed_at = freed_at.max(gpu.freed_at.take()));
+            self.change_account(id, uuid, |account| account.room = account.room.saturating_add(bytes));
             room.push(Amount { gpu: uuid, bytes });
         }
         let begins = self.state().phase(id) == Some(Phase::Next(Why::Claims));
-        self.with(id, |client| {
+        self.change_client(id, |client| {
             client.wants = false;
             client.notes.reported_hopeless = false;
             if !begins {
@@ -218,7 +218,7 @@ impl Books {
     /// Sends a client the lock with so much room; the client should run by `until`.
     pub(crate) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Amount>, begins: bool) {
         let (epoch, since) = (self.new_epoch(), self.state().now());
-        self.with(id, |client| client.phase = Phase::Granted { epoch, since, until, begins });
+        self.change_client(id, |client| client.phase = Phase::Granted { epoch, since, until, begins });
         let gpus = self.state().gpus_used_by(id);
         let quantum = self.state().gpus_among(&gpus).map(|gpu| gpu.quantum).min();
         let quantum_ms = quantum.map_or(u64::MAX, |quantum| quantum.as_millis() as u64);

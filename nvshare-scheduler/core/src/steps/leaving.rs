@@ -22,21 +22,21 @@ impl Books {
         let now = self.state().now();
         match self.state().phase(id) {
             Some(Phase::Next(_)) => {
-                self.with(id, |client| client.phase = Phase::Parked);
+                self.change_client(id, |client| client.phase = Phase::Parked);
             }
             // The client's gate is closed and its work is complete: there is nothing to ask.
             Some(Phase::Idle { .. }) => {
-                self.with(id, |client| {
+                self.change_client(id, |client| {
                     client.phase = Phase::Parked;
                     client.note_drained();
                 });
                 self.wait_with_gang(id);
-                self.on_each_gpu_of(id, |gpu, _| gpu.freed_at = Some(now));
+                self.change_each_gpu_of(id, |gpu, _| gpu.freed_at = Some(now));
             }
             Some(Phase::Granted { epoch, .. } | Phase::Running { epoch }) => {
                 let patience = self.patience_with(id);
                 let grace = self.state().config().grace.max(patience);
-                self.with(id, |client| {
+                self.change_client(id, |client| {
                     client.phase = Phase::Dropping { epoch, since: now, due: now + client.grace(grace) };
                 });
                 let patience_ms = patience.as_millis() as u32;
@@ -50,7 +50,7 @@ impl Books {
     fn patience_with(&self, id: ClientId) -> Duration {
         let gpus = self.state().gpus_used_by(id);
         let deferrals = self.state().gpus_among(&gpus).map(|gpu| gpu.deferrals).max();
-        patience::patience(deferrals.unwrap_or(0))
+        patience::drain_patience(deferrals.unwrap_or(0))
     }
 
     /// If members hold the lock while others of their gang have to wait for it, asks them to leave, so that they come back
@@ -72,7 +72,7 @@ impl Books {
         if let Phase::Dropping { since, .. } = phase {
             self.record_drain(id, self.state().now().saturating_sub(since));
             if self.has_drained_before_others(id) {
-                self.with(id, |client| {
+                self.change_client(id, |client| {
                     client.phase = Phase::Drained;
                     client.wants = false;
                     client.note_drained();
@@ -106,7 +106,7 @@ impl Books {
     /// No work of a client runs on the GPU any more: other clients may have its place.
     fn leave_gpus(&mut self, id: ClientId, phase: Phase) {
         let now = self.state().now();
-        self.with(id, |client| {
+        self.change_client(id, |client| {
             // A client that drained before the others of its gang may have requested the lock again.
             client.wants &= phase == Phase::Drained;
             client.phase = Phase::Parked;
@@ -116,7 +116,7 @@ impl Books {
                 account.promised = None;
             }
         });
-        self.on_each_gpu_of(id, |gpu, _| {
+        self.change_each_gpu_of(id, |gpu, _| {
             if phase.is_dropping() || phase == Phase::Drained {
                 gpu.released.insert(id);
             }
@@ -133,7 +133,7 @@ impl Books {
     pub(crate) fn step_back(&mut self, unit: &Unit) {
         for &id in unit.iter() {
             if self.state().phase(id).is_some_and(Phase::is_next) {
-                self.with(id, |client| client.phase = Phase::Parked);
+                self.change_client(id, |client| client.phase = Phase::Parked);
             }
         }
     }

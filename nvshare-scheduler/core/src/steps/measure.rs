@@ -13,7 +13,7 @@ impl Books {
     pub(crate) fn measure(&mut self, uuid: GpuUuid) {
         let state = self.state();
         let now = state.now();
-        let Some(gpu) = state.looked_at(uuid) else { return };
+        let Some(gpu) = state.known_gpu(uuid) else { return };
         if let Some(until) = gpu.trial.rests_until() {
             if gpu.shares.holding() < 2 || state.config().together == Together::Always {
                 return;
@@ -33,7 +33,7 @@ impl Books {
             }
             todo
         };
-        let Some(todo) = self.on_gpu(uuid, go_on) else { return };
+        let Some(todo) = self.change_gpu(uuid, go_on) else { return };
         if let Some(wake) = todo.wake.filter(|&wake| wake > now) {
             self.wake_at(uuid, wake);
         }
@@ -48,7 +48,7 @@ impl Books {
             }
         }
         if let Some(note) = todo.note {
-            self.report().note(format!("{uuid}: {note}"));
+            self.report().info(format!("{uuid}: {note}"));
         }
     }
 
@@ -60,7 +60,7 @@ impl Books {
     pub(crate) fn note_progress(&mut self, id: ClientId, ticket: u64, submissions: u64) {
         let now = self.state().now();
         let mut waited_for = Vec::new();
-        self.on_each_gpu_of(id, |gpu, _| {
+        self.change_each_gpu_of(id, |gpu, _| {
             if gpu.trial.completed(id, ticket, submissions, now) {
                 waited_for.push(gpu.uuid);
             }
@@ -72,18 +72,18 @@ impl Books {
     pub(crate) fn note_turn(&mut self, id: ClientId) {
         let now = self.state().now();
         if let Some(gated) = self.state().client(id).map(|client| client.notes.counters.gated) {
-            self.on_each_gpu_of(id, |gpu, _| gpu.trial.given_back(id, gated, now));
+            self.change_each_gpu_of(id, |gpu, _| gpu.trial.given_back(id, gated, now));
         }
     }
 
     /// A client has nothing to do.
     pub(crate) fn note_sleep(&mut self, id: ClientId) {
-        self.on_each_gpu_of(id, |gpu, _| gpu.trial.fall_asleep(id));
+        self.change_each_gpu_of(id, |gpu, _| gpu.trial.fall_asleep(id));
     }
 
     /// Asks a client for its counters, unless it still has to answer.
     pub(crate) fn ask_for_counters(&mut self, id: ClientId) {
-        let was_asked = self.note(id, |notes| std::mem::replace(&mut notes.asked_counters, true));
+        let was_asked = self.change_notes(id, |notes| std::mem::replace(&mut notes.asked_counters, true));
         if was_asked == Some(false) {
             self.send(id, SchedulerMessage::AskCounters);
         }

@@ -2,7 +2,7 @@
 
 use nvshare_proto::GpuUuid;
 
-use crate::policy::patience::STUBBORN;
+use crate::policy::patience::STUBBORN_AFTER;
 use crate::state::client::ClientId;
 use crate::steps::books::Books;
 
@@ -14,7 +14,7 @@ impl Books {
     /// until all of its memory is back.
     pub(crate) fn split_a_set_that_outgrew(&mut self, uuid: GpuUuid) {
         let now = self.state().now();
-        let Some(gpu) = self.state().looked_at(uuid) else { return };
+        let Some(gpu) = self.state().known_gpu(uuid) else { return };
         let (not_before, quantum) = (gpu.not_before, gpu.quantum);
         let together = gpu.ledger.sums().staying;
         // One client fits, or waits alone for what is in its way.
@@ -24,7 +24,7 @@ impl Books {
             return;
         }
         let is_stubborn =
-            |id: &ClientId| self.state().client(*id).is_some_and(|client| client.deferrals >= STUBBORN);
+            |id: &ClientId| self.state().client(*id).is_some_and(|client| client.deferrals >= STUBBORN_AFTER);
         let mut staying = self.state().staying_by_turn(gpu);
         if !is_over {
             let grew = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.needs);
@@ -42,7 +42,7 @@ impl Books {
             self.ask_to_leave(id);
         }
         if !leavers.is_empty() {
-            self.on_gpu(uuid, |gpu| gpu.turn_started = gpu.turn_started.map(|_| now));
+            self.change_gpu(uuid, |gpu| gpu.turn_started = gpu.turn_started.map(|_| now));
         }
     }
 }

@@ -3,7 +3,7 @@
 use nvshare_proto::GpuUuid;
 use nvshare_proto::units::Bytes;
 
-use crate::policy::patience::RETRY;
+use crate::policy::patience::EVICT_RETRY;
 use crate::report::warnings::Topic;
 use crate::state::account::{Order, Stays};
 use crate::state::client::{Client, ClientId, Phase};
@@ -25,7 +25,7 @@ impl Books {
 
     fn see_to(&mut self, id: ClientId, uuid: GpuUuid) {
         let (now, grace) = (self.state().now(), self.state().config().grace);
-        let unanswered = self.with(id, |client| {
+        let unanswered = self.change_client(id, |client| {
             client.stubborn_until = client.stubborn_until.filter(|&until| until > now);
             client.may_go_on_until = client.may_go_on_until.filter(|&until| until > now);
             let Some(account) = client.accounts.get_mut(&uuid) else {
@@ -39,7 +39,7 @@ impl Books {
                 && since + grace <= now
             {
                 account.order = None;
-                account.stays = Some(Stays { bytes: account.room, until: now + RETRY });
+                account.stays = Some(Stays { bytes: account.room, until: now + EVICT_RETRY });
                 return true;
             }
             false
@@ -64,14 +64,14 @@ impl Books {
     /// A client did not do what it should: nobody waits for it any longer.
     fn count_as_stuck(&mut self, id: ClientId, what: &str) {
         let now = self.state().now();
-        self.with(id, |client| {
+        self.change_client(id, |client| {
             client.stuck = true;
             // The client's turn counts as begun, so that it can be over.
             if let Phase::Granted { begins, .. } = &mut client.phase {
                 *begins = false;
             }
         });
-        self.on_each_gpu_of(id, |gpu, _| _ = gpu.turn_started.get_or_insert(now));
+        self.change_each_gpu_of(id, |gpu, _| _ = gpu.turn_started.get_or_insert(now));
         self.release_drained(id);
         if let Some(client @ Client { name, pid, .. }) = self.state().client(id) {
             let keeps = Bytes(client.room());

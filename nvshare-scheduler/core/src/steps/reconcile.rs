@@ -53,7 +53,7 @@ impl Books {
     fn look_at_what_is_due(&mut self) {
         let now = self.state().now();
         while let Some(uuid) = self.agenda_mut().take_due(now) {
-            if self.on_gpu(uuid, |gpu| gpu.deadline = None).is_some() {
+            if self.change_gpu(uuid, |gpu| gpu.deadline = None).is_some() {
                 self.look_at([uuid]);
             }
         }
@@ -95,7 +95,7 @@ impl Books {
     /// Does what is due on one GPU as time passes.
     fn bring_up_to_date(&mut self, uuid: GpuUuid) {
         let (now, settled_at) = (self.state().now(), self.state().settled_at());
-        self.on_gpu(uuid, |gpu| gpu.bring_up_to_date(now));
+        self.change_gpu(uuid, |gpu| gpu.bring_up_to_date(now));
         self.forget_what_was_deferred(uuid);
         if now < settled_at {
             return self.wake_at(uuid, settled_at);
@@ -114,7 +114,7 @@ impl Books {
             if round.books.agenda().gpus().contains(&uuid) {
                 continue;
             }
-            round.choose(uuid);
+            round.judge_waiters(uuid);
             round.make_room(uuid);
             round.books.note_contest(uuid);
         }
@@ -130,7 +130,7 @@ impl Books {
         };
         let is_over = |gpu: &Gpu| !gpu.ledger.staying().iter().chain(gpu.ledger.holders()).any(deferred);
         if gpu.is_some_and(is_over) {
-            self.on_gpu(uuid, |gpu| (gpu.not_before, gpu.deferrals) = (Time::ZERO, 0));
+            self.change_gpu(uuid, |gpu| (gpu.not_before, gpu.deferrals) = (Time::ZERO, 0));
         }
     }
 
@@ -140,7 +140,7 @@ impl Books {
         let note = |gpu: &mut Gpu| {
             if gpu.note_contest(now) { gpu.ledger.holders().clone() } else { BTreeSet::new() }
         };
-        let holders = self.on_gpu(uuid, note).unwrap_or_default();
+        let holders = self.change_gpu(uuid, note).unwrap_or_default();
         self.tell_later(holders);
     }
 
@@ -176,7 +176,7 @@ impl Books {
             let deadline = [gpu.wake, overdue].into_iter().flatten().min();
             (std::mem::replace(&mut gpu.deadline, deadline), deadline)
         };
-        if let Some((before, after)) = self.on_gpu(uuid, note)
+        if let Some((before, after)) = self.change_gpu(uuid, note)
             && before != after
         {
             self.agenda_mut().change_deadline(uuid, before, after);

@@ -4,7 +4,7 @@ use nvshare_proto::units::Bytes;
 use nvshare_proto::{Amount, EventKind, GpuUuid, SchedulerMessage};
 
 use crate::judge::room::{SPARE_ROOM, spare};
-use crate::policy::patience::PROMISE;
+use crate::policy::patience::PROMISE_LASTS;
 use crate::report::warnings::Topic;
 use crate::state::account::{Order, Promise};
 use crate::state::client::{ClientId, Phase};
@@ -25,7 +25,7 @@ impl Books {
 
     /// Gives room to allocations of clients that stand like this, in the order of turns, or makes it.
     pub(crate) fn serve_needs(&mut self, uuid: GpuUuid, whose: impl Fn(Standing) -> bool) {
-        let Some(gpu) = self.state().looked_at(uuid) else { return };
+        let Some(gpu) = self.state().known_gpu(uuid) else { return };
         let standing = |id| gpu.ledger.entry(id).map(|entry| entry.standing);
         let needy = gpu.ledger.needy().iter().copied().filter(|&id| standing(id).is_some_and(&whose));
         // Room that clients ahead will take as soon as the rest of what they need is free.
@@ -73,8 +73,8 @@ impl Books {
 
     /// Gives room to an allocation that waits.
     fn give_room(&mut self, id: ClientId, uuid: GpuUuid, bytes: u64) {
-        let until = self.state().now() + PROMISE;
-        self.with_account(id, uuid, |account| {
+        let until = self.state().now() + PROMISE_LASTS;
+        self.change_account(id, uuid, |account| {
             let allocated = account.wanted();
             account.promised = Some(Promise { allocated, until });
             account.needs = 0;
@@ -89,9 +89,9 @@ impl Books {
             // The clients in the way give the room back when their turn is over, or when their drain is complete after all.
             return self.want_turn(id);
         }
-        self.with_account(id, uuid, |account| account.needs = 0);
+        self.change_account(id, uuid, |account| account.needs = 0);
         self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
-        self.report().tell_on(EventKind::Refused, id, uuid, needs);
+        self.report().emit_on(EventKind::Refused, id, uuid, needs);
         let text = format!("client {id}: no room for {} more on {uuid}", Bytes(needs));
         self.warn_of_client(Topic::Refused, id, Some(uuid), &text);
     }
@@ -100,7 +100,7 @@ impl Books {
     fn want_turn(&mut self, id: ClientId) {
         let now = self.state().now();
         if self.state().client(id).is_some_and(|client| client.phase == Phase::Parked && !client.wants) {
-            self.with(id, |client| {
+            self.change_client(id, |client| {
                 client.wants = true;
                 client.waiting_since = now;
             });
@@ -113,7 +113,7 @@ impl Books {
         let needs = self.state().account(id, uuid).map_or(0, |account| account.needs);
         if needs > 0 {
             let bytes = needs.min(self.state().gpu(uuid).map_or(0, |gpu| gpu.deficit(id)));
-            self.with_account(id, uuid, |account| {
+            self.change_account(id, uuid, |account| {
                 account.needs = 0;
                 account.room = account.room.saturating_add(bytes);
             });
@@ -130,11 +130,11 @@ impl Books {
         for_clients: Option<&[ClientId]>,
     ) -> bool {
         let now = self.state().now();
-        let Some(gpu) = self.state().looked_at(uuid) else { return false };
+        let Some(gpu) = self.state().known_gpu(uuid) else { return false };
         let evictions = self.state().evictions(gpu, needed, for_clients);
-        self.count_work(evictions.looked_at);
+        self.count_work(evictions.clients_seen);
         for (victim, bytes) in evictions.orders {
-            self.with_account(victim, uuid, |account| {
+            self.change_account(victim, uuid, |account| {
                 account.order = Some(Order { bytes, came: 0, given: now, since: now });
             });
             self.send(victim, SchedulerMessage::Evict(Amount { gpu: uuid, bytes }));

@@ -32,7 +32,7 @@ impl<'a> Round<'a> {
     }
 
     /// A waiter's case, with its gang.
-    pub(crate) fn case_of(&mut self, id: ClientId) -> Arc<Case> {
+    pub(crate) fn open_case(&mut self, id: ClientId) -> Arc<Case> {
         let (state, agenda) = (self.books.state(), self.books.agenda());
         let known = self.waiters.get(&state.unit(id).first());
         // A change on its GPUs since then may concern it.
@@ -44,7 +44,7 @@ impl<'a> Round<'a> {
             return Arc::clone(case);
         }
         self.books.count_work(1);
-        let is_hopeless = self.judge_hopeless(id);
+        let is_hopeless = self.settle_hopeless(id);
         let state = self.books.state();
         let unit = state.unit(id);
         let is_leaving = state.is_leaving(&unit);
@@ -60,13 +60,13 @@ impl<'a> Round<'a> {
 
     /// Whether a client must wait as things are: no room can be made for it, or its gang lacks members. The log says once
     /// why there is no room.
-    pub(crate) fn judge_hopeless(&mut self, id: ClientId) -> bool {
+    pub(crate) fn settle_hopeless(&mut self, id: ClientId) -> bool {
         let mut full = self.books.full_for(id);
         if self.disband_if_too_large(id, full) {
             full = self.books.full_for(id);
         }
         let hopeless = full.is_some()
-            || self.books.waits_for_members(id)
+            || self.books.muster_gang(id)
             || self.books.state().is_stopped(&self.books.state().unit(id));
         if let Some(uuid) = full {
             self.books.say_why(id, uuid);
@@ -89,13 +89,13 @@ impl<'a> Round<'a> {
         let lacks = lacks.map(|gpu| gpu.uuid);
         let now = state.now();
         let note = |members: &mut Members| members.note_too_large(lacks.is_some(), now);
-        let is_over = self.books.on_gang(gang, note) == Some(true);
+        let is_over = self.books.change_gang(gang, note) == Some(true);
         let Some(uuid) = lacks.filter(|_| is_over) else { return false };
         self.books.remove_gang(gang);
         self.waiters.clear();
         self.considered.clear();
         for &member in unit.iter() {
-            self.books.with(member, |client| client.gang = None);
+            self.books.change_client(member, |client| client.gang = None);
         }
         self.books.report().warn(format!(
             "the gang of client {id} does not fit {uuid}: its {} members go on, each by itself",
@@ -117,9 +117,9 @@ impl Books {
         let there = state.gpu(uuid).zip(state.client(id));
         // There is nothing to say while a process that has just ended still frees its memory.
         let Some(why) = there.and_then(|(gpu, client)| state.why_no_room(gpu, client)) else { return };
-        let was_said = self.note(id, |notes| std::mem::replace(&mut notes.reported_hopeless, true));
+        let was_said = self.change_notes(id, |notes| std::mem::replace(&mut notes.reported_hopeless, true));
         if was_said == Some(false) {
-            self.tell(EventKind::Blocked, id, None);
+            self.emit(EventKind::Blocked, id, None);
             self.warn_of_client(Topic::Blocked, id, Some(uuid), &format!("client {id} waits: {why}"));
         }
     }

@@ -48,7 +48,7 @@ impl Books {
         } else if all_agree {
             self.size(uuid, Size { available: most, ..Size::default() }, Source::Clients);
         } else if was != Source::Disputed {
-            self.on_gpu(uuid, |gpu| gpu.source = Source::Disputed);
+            self.change_gpu(uuid, |gpu| gpu.source = Source::Disputed);
             self.look_at([uuid]);
             self.reenter(uuid);
             let text = format!(
@@ -73,7 +73,7 @@ impl Books {
     /// Sets a GPU's size and source, and the capacity that follows from them.
     pub(crate) fn size(&mut self, uuid: GpuUuid, size: Size, source: Source) {
         self.set_capacity(uuid, self.state().config().usable(uuid, size), source);
-        self.on_gpu(uuid, |gpu| gpu.size = size);
+        self.change_gpu(uuid, |gpu| gpu.size = size);
     }
 
     fn set_capacity(&mut self, uuid: GpuUuid, bytes: u64, source: Source) {

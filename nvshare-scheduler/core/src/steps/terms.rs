@@ -26,7 +26,7 @@ impl Books {
                 gpu.shares.set_terms(job, terms)
             };
             // A client may use more GPUs than the core knows (see `sizes.rs`).
-            let Some(differs) = self.on_gpu(uuid, set) else { continue };
+            let Some(differs) = self.change_gpu(uuid, set) else { continue };
             self.count_work(1);
             if differs {
                 self.look_at([uuid]);
@@ -47,7 +47,7 @@ impl Books {
             let unit = state.unit(id);
             let paused = state.clients_of(&unit).any(|client| state.jobs().is_paused(client.job));
             if state.client(id).is_some_and(|client| client.paused != paused) {
-                self.with(id, |client| client.paused = paused);
+                self.change_client(id, |client| client.paused = paused);
                 // A client that runs has to leave, though nothing in its ledger entries changed. Until it can, its work in flight is bounded.
                 self.look_at(self.state().gpus_used_by(id));
                 self.tell_later([id]);

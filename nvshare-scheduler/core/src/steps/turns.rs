@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use nvshare_proto::GpuUuid;
 
-use crate::judge::short::{is_short, noticed};
+use crate::judge::short::{idle_detection_time, is_short};
 use crate::judge::waiter::{Case, Departure, Head, Verdict, head_beside, nobody_else_fits};
 use crate::state::client::{Client, ClientId, Phase, Why};
 use crate::state::gangs::Unit;
@@ -15,13 +15,13 @@ use crate::steps::books::Books;
 use crate::steps::round::Round;
 
 impl Round<'_> {
-    /// Makes waiters next: those that fit beside the others and delay nobody ahead of them, at once; the first that does
+    /// Judges the waiters of a GPU in their order, and makes next: those that fit beside the others and delay nobody ahead of them, at once; the first that does
     /// not fit, when the turn is over.
-    pub(crate) fn choose(&mut self, uuid: GpuUuid) {
-        self.books.on_gpu(uuid, |gpu| gpu.contested = false);
+    pub(crate) fn judge_waiters(&mut self, uuid: GpuUuid) {
+        self.books.change_gpu(uuid, |gpu| gpu.contested = false);
         let mut head: Option<Head> = None;
         let mut at: Option<Place> = None;
-        let mut judged: Vec<u64> = Vec::new();
+        let mut judged_gangs: Vec<u64> = Vec::new();
         while let Some(place) = self.books.waiter_behind(uuid, at) {
             at = Some(place);
             self.books.count_work(1);
@@ -33,10 +33,10 @@ impl Round<'_> {
                 continue;
             }
             if let Some(gang) = client.gang {
-                if judged.contains(&gang) {
+                if judged_gangs.contains(&gang) {
                     continue;
                 }
-                judged.push(gang);
+                judged_gangs.push(gang);
             }
             if let Some(head) = &head {
                 if nobody_else_fits(gpu) {
@@ -46,17 +46,25 @@ impl Round<'_> {
                     return self.books.note_contested(uuid);
                 }
             }
-            let case = self.case_of(id);
+            let case = self.open_case(id);
             let judge = |(gpu, client)| self.books.state().judge(gpu, client, &case, head.as_ref());
             let Some(verdict) = self.books.waiter(uuid, id).map(judge) else { return };
-            self.act(verdict, uuid, id, &case, &mut head);
+            self.carry_out(verdict, uuid, id, &case, &mut head);
         }
     }
 
-    fn act(&mut self, verdict: Verdict, uuid: GpuUuid, id: ClientId, case: &Case, head: &mut Option<Head>) {
+    /// Does what follows from a verdict.
+    fn carry_out(
+        &mut self,
+        verdict: Verdict,
+        uuid: GpuUuid,
+        id: ClientId,
+        case: &Case,
+        head: &mut Option<Head>,
+    ) {
         match verdict {
             Verdict::Hopeless => {
-                // A client is waited for even if it does not drain, and has to bound its work in flight.
+                // A holder that gave up its drains is still told that a client waits, so that it bounds its work in flight.
                 if self.books.state().gpu(uuid).is_some_and(|gpu| self.books.state().somebody_defers(gpu)) {
                     self.books.note_contested(uuid);
                 }
@@ -67,14 +75,14 @@ impl Round<'_> {
                 // The room may be lacking on a GPU where a member of its gang runs.
                 self.watch(case, &self.books.state().gpus_of(&case.unit), id);
             }
-            Verdict::Leaves => {}
-            Verdict::Behind => {
+            Verdict::GangIsLeaving => {}
+            Verdict::WouldDelayHead => {
                 self.books.note_contested(uuid);
                 self.books.line_up(uuid, &case.unit, head.as_mut());
             }
             Verdict::Paced(until) => self.books.wake_at(uuid, until),
             // Until those ahead have gone, the waiter is in nobody's way here.
-            Verdict::Barred => {
+            Verdict::NotFirstElsewhere => {
                 if self.books.state().outlook(case).is_contested(uuid) {
                     self.books.note_contested(uuid);
                 }
@@ -114,7 +122,7 @@ impl Round<'_> {
             // The turn that it waits for may be on another GPU: when something changes there, its GPUs are looked at again.
             None => self.watch(case, contested, id),
         }
-        let gpu = self.books.state().looked_at(uuid)?;
+        let gpu = self.books.state().known_gpu(uuid)?;
         Some(match splits.iter().find(|split| split.gpu == uuid) {
             Some(split) => head_beside(gpu, unit, split.kept),
             None => self.books.state().head(gpu, unit),
@@ -139,14 +147,14 @@ impl Round<'_> {
             return;
         }
         for &uuid in gpus {
-            self.books.on_gpu(uuid, |gpu| _ = gpu.watched_by.insert(by));
+            self.books.change_gpu(uuid, |gpu| _ = gpu.watched_by.insert(by));
         }
     }
 }
 
 impl Books {
     fn waiter_behind(&self, uuid: GpuUuid, at: Option<Place>) -> Option<Place> {
-        let gpu = self.state().looked_at(uuid)?;
+        let gpu = self.state().known_gpu(uuid)?;
         gpu.ledger.waiting_behind(gpu.shares.clock(), at)
     }
 
@@ -154,7 +162,7 @@ impl Books {
     fn waiter(&self, uuid: GpuUuid, id: ClientId) -> Option<(&Gpu, &Client)> {
         let client = self.state().client(id);
         debug_assert!(client.is_some(), "a client that is gone waits for nothing");
-        self.state().looked_at(uuid).zip(client)
+        self.state().known_gpu(uuid).zip(client)
     }
 
     /// A waiter waits behind the head.
@@ -165,7 +173,7 @@ impl Books {
     }
 
     fn note_contested(&mut self, uuid: GpuUuid) {
-        self.on_gpu(uuid, |gpu| gpu.contested = true);
+        self.change_gpu(uuid, |gpu| gpu.contested = true);
     }
 
     /// The clients of a unit whose gate is closed get the lock as soon as there is room.
@@ -173,7 +181,7 @@ impl Books {
         let now = self.state().now();
         for &id in unit.iter() {
             if self.state().phase(id) == Some(Phase::Parked) {
-                self.with(id, |client| {
+                self.change_client(id, |client| {
                     client.phase = Phase::Next(why);
                     // A member for which others of its gang asked waits on with them if it has to step back: a job that
                     // wanted the GPU only while it is next would change the shares each time.
@@ -206,17 +214,17 @@ impl Books {
     /// The turn of one GPU passes to a unit, which pays for that if it interrupts the turn of others.
     fn pass_turn(&mut self, uuid: GpuUuid, unit: &Unit, leavers: &[ClientId], short: bool, interrupts: bool) {
         let state = self.state();
-        let (now, noticed) = (state.now(), noticed(state, leavers));
+        let (now, stood_still) = (state.now(), idle_detection_time(state, leavers));
         // A client may use more GPUs than the core knows (see `sizes.rs`).
         let Some(gpu) = state.gpu(uuid) else { return };
         let to_move = state.bytes_to_move(gpu, unit);
         let cost = state.hand_over_cost(gpu, unit, to_move);
         let job = state.clients_of(unit).next().map(|client| client.job);
         for &id in unit.on(uuid) {
-            self.with_account(id, uuid, |account| account.claimed = to_move);
+            self.change_account(id, uuid, |account| account.claimed = to_move);
         }
-        self.on_gpu(uuid, |gpu| {
-            gpu.budget.spend(noticed);
+        self.change_gpu(uuid, |gpu| {
+            gpu.budget.spend(stood_still);
             match (short, interrupts) {
                 (true, true) => {
                     let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.runs);
@@ -234,13 +242,14 @@ impl Books {
         });
     }
 
-    /// Those who leave a GPU were asked to: a hand-over to a unit begins, and its turn is as long as that costs.
+    /// Begins the hand-over of a GPU to a unit, after the leavers were asked. A rule that chooses the quantum chooses the unit's by the
+    /// cost of this hand-over.
     fn begin_hand_over(&mut self, uuid: GpuUuid, unit: &Unit, short: bool) {
         // A client may use more GPUs than the core knows (see `sizes.rs`).
         let Some(gpu) = self.state().gpu(uuid) else { return };
         let to_move = self.state().bytes_to_move(gpu, unit);
         let quantum = self.state().quantum(gpu, unit, to_move);
-        self.on_gpu(uuid, |gpu| {
+        self.change_gpu(uuid, |gpu| {
             gpu.released.clear();
             if matches!(gpu.rule, Rule::Auto(_)) && to_move > 0 && !short {
                 gpu.quantum = quantum;

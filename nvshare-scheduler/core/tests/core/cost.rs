@@ -1,6 +1,6 @@
 //! What the scheduler times itself: each figure from the message that it sent to the one that answers it.
 
-use nvshare_core::{Auto, Config, SwitchCost};
+use nvshare_core::{Auto, Config, HandOverCosts};
 use nvshare_proto::units::MIB;
 use nvshare_proto::{ClientMessage, Epoch, Gate, SchedulerMessage, Usage};
 
@@ -9,7 +9,7 @@ use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted};
 const LEAVES: u64 = 1;
 const COMES: u64 = 2;
 
-fn of(table: &Table, client: Option<u64>) -> SwitchCost {
+fn of(table: &Table, client: Option<u64>) -> HandOverCosts {
     table.core.switch_cost(gpu(0), client).expect("known")
 }
 
@@ -18,7 +18,7 @@ fn a_hand_over_is_timed_by_the_scheduler_itself() {
     let mut table = Table::new(config(false));
     table.register(LEAVES, Gate::Open, 12 * GIB, 0);
     table.register(COMES, Gate::Closed, 12 * GIB, 12 * GIB);
-    assert_eq!(of(&table, None), SwitchCost::default());
+    assert_eq!(of(&table, None), HandOverCosts::default());
     let mut sent = table.say(COMES, ClientMessage::ReqLock);
     sent.append(&mut table.wait_until(1000));
     let epoch = asked_to_leave(&sent, LEAVES).unwrap_or_else(|| panic!("{sent:?}"));
@@ -40,7 +40,7 @@ fn a_hand_over_is_timed_by_the_scheduler_itself() {
         (Some(COMES), [None, None, Some(330), Some(830)]),
     ] {
         let cost = of(&table, client);
-        let means = [cost.drain, cost.evict, cost.restore, cost.idle].map(|timed| timed.mean());
+        let means = [cost.drain, cost.evict, cost.restore, cost.gap].map(|timed| timed.mean());
         assert_eq!(means, [drain, evict, restore, idle].map(|ms| ms.map(MS)), "{client:?}");
     }
     // Nothing that was kept before: what moves is no hand-over with nothing to move.

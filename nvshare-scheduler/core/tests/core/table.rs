@@ -37,7 +37,7 @@ impl Table {
         while let Some(output) = self.core.poll_output() {
             match output {
                 Output::Send { client, message } => sent.push((client, message)),
-                Output::Note { text, .. } => self.notes.push(text),
+                Output::Log { text, .. } => self.notes.push(text),
             }
         }
         sent
