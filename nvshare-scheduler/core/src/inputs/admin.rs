@@ -3,7 +3,7 @@
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{EventKind, Given, GpuUuid, SchedulerMessage};
 
-use crate::state::client::{ClientId, Job, Phase};
+use crate::state::client::{ClientId, Job};
 use crate::state::config::Config;
 use crate::state::gpu::Gpu;
 use crate::steps::books::Books;
@@ -46,7 +46,7 @@ impl Books {
         self.report().emit_setting(EventKind::Off, None, None);
         for id in self.state().client_ids() {
             self.change_client(id, |client| {
-                client.phase = Phase::Free;
+                client.set_free();
                 client.wants = false;
             });
             self.send(id, SchedulerMessage::SchedOff);

@@ -2,7 +2,7 @@
 
 use nvshare_proto::{Epoch, EventKind, Gate, GpuUuid, Hold, Register, SchedulerMessage, Usage};
 
-use crate::state::client::{Client, ClientId, Identity, Phase};
+use crate::state::client::{Client, ClientId, Identity};
 use crate::steps::books::Books;
 
 impl Books {
@@ -28,7 +28,7 @@ impl Books {
             account.room = account.resident();
         }
         if hold == Hold::Free {
-            client.phase = Phase::Free;
+            client.set_free();
         }
         self.jobs_mut().join(&client);
         self.add_client(client);
@@ -57,7 +57,7 @@ impl Books {
     /// Takes a client that runs already as a holder.
     pub(crate) fn adopt(&mut self, id: ClientId, epoch: Epoch) {
         self.change_client(id, |client| {
-            client.phase = Phase::Running { epoch };
+            client.run(epoch);
             client.wants = false;
             for account in client.accounts.values_mut() {
                 account.room = account.resident();

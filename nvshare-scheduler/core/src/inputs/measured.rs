@@ -48,8 +48,8 @@ impl Books {
             None if client.identity.pid.is_some() && !measured.used.is_empty() => Some(0),
             listed => listed,
         };
-        let is_moving =
-            client.phase.is_next() || matches!(client.phase, Phase::Granted { .. } | Phase::Dropping { .. });
+        let is_moving = client.phase().is_next()
+            || matches!(client.phase(), Phase::Granted { .. } | Phase::Dropping { .. });
         let unseen = self.correct_account(id, uuid, |account| {
             account.measure(listed.unwrap_or(0), memory, !is_moving && account.order.is_none());
             let unseen = seen.map_or(0, |seen| account.disbelieve(seen, memory));

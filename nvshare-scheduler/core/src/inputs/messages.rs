@@ -47,7 +47,7 @@ impl Books {
             ClientMessage::Idle { epoch } => match phase {
                 Phase::Running { epoch: current } if current == epoch => {
                     self.note_sleep(id);
-                    self.change_client(id, |client| client.phase = Phase::Idle { epoch, since: now });
+                    self.change_client(id, |client| client.rest(epoch, now));
                 }
                 // The client was asked to leave meanwhile: an idle client has nothing left to drain.
                 Phase::Dropping { epoch: current, .. } if current == epoch => self.park(id, phase),
@@ -89,11 +89,11 @@ impl Books {
             // end.
             let empty_handed = order.is_some_and(|order| order.came == 0) && could_give(account, phase);
             let stays = (short > 0 || empty_handed) && account.room > 0;
-            let is_news = order.is_some() && stays && !std::mem::replace(&mut account.reported_short, true);
+            let is_news = order.is_some() && stays && !std::mem::replace(&mut account.reported_stays, true);
             // If not all of the ordered memory could leave, more of the rest cannot leave now. A client without
             // room has nothing that stays.
-            account.shorts = if stays { account.shorts.saturating_add(1) } else { 0 };
-            let until = now + evict_again_after(account.shorts);
+            account.failed_evictions = if stays { account.failed_evictions.saturating_add(1) } else { 0 };
+            let until = now + evict_again_after(account.failed_evictions);
             account.stays = stays.then_some(Stays { bytes: account.room, until });
             let evict = order.map(|Order { came, given, .. }| {
                 let took = now.saturating_sub(given);
@@ -132,7 +132,7 @@ impl Books {
                 client.accounts.entry(usage.gpu).or_insert_with(|| Box::new(Account::new(usage, rates)));
             if account.usage.allocated != usage.allocated {
                 account.stays = None;
-                account.reported_short = false;
+                account.reported_stays = false;
             }
             let before = account.usage.total;
             account.told(usage);
@@ -166,7 +166,7 @@ impl Books {
                 self.change_client(id, |client| {
                     client.wants = true;
                     client.waiting_since = now;
-                    client.phase = Phase::Next(Why::Resumes);
+                    client.make_next(Why::Resumes);
                 });
             }
             // The client is next already, maybe without a request (see `on_deferred`), and may still have to wait.
@@ -183,16 +183,13 @@ impl Books {
     fn on_running(&mut self, id: ClientId, epoch: Epoch, since: Time, begins: bool) {
         let now = self.state().now();
         let hand_over = self.change_client(id, |client| {
-            client.phase = Phase::Running { epoch };
+            client.run(epoch);
             client.stuck = false;
             client.hand_over.take()
         });
         let hand_over = hand_over.flatten();
         self.change_each_gpu_of(id, |gpu, account| {
-            if begins || gpu.turn_started.is_none() {
-                gpu.turn_started = Some(gpu.turn_begins(id, now));
-                gpu.turns += 1;
-            }
+            gpu.turn.run(id, begins, now);
             let took = now.saturating_sub(since);
             for cost in [&mut gpu.cost, &mut account.cost] {
                 cost.restore.record(took);
@@ -224,10 +221,10 @@ impl Books {
         let now = self.state().now();
         let unit = self.state().unit(id);
         let gpus = self.state().gpus_of(&unit);
-        let deferrals = self.state().gpus_among(&gpus).map(|gpu| gpu.deferrals).max();
+        let deferrals = self.state().gpus_among(&gpus).map(|gpu| gpu.deferred.in_a_row()).max();
         let retry_at = now + retry_after(deferrals.unwrap_or(0), now);
         self.change_client(id, |client| {
-            client.phase = Phase::Running { epoch };
+            client.run(epoch);
             client.stuck = false;
         });
         let in_a_row = self.state().clients_of(&unit).map(|client| client.deferrals).max().unwrap_or(0) + 1;
@@ -246,8 +243,7 @@ impl Books {
         for uuid in gpus {
             let mut next = Vec::new();
             self.change_gpu(uuid, |gpu| {
-                gpu.deferrals += 1;
-                gpu.not_before = retry_at;
+                gpu.deferred.record(retry_at);
                 gpu.released.clear();
                 next.extend(gpu.ledger.next().iter().map(|place| place.client));
             });
@@ -259,7 +255,7 @@ impl Books {
         for other in others {
             match self.state().phase(other) {
                 Some(Phase::Parked) => {
-                    self.change_client(other, |client| client.phase = Phase::Next(Why::Resumes));
+                    self.change_client(other, |client| client.make_next(Why::Resumes));
                 }
                 Some(Phase::Dropping { .. } | Phase::Drained) => {
                     self.send_grant(other, now + self.state().config().grace, Vec::new(), false);
@@ -277,7 +273,7 @@ fn asked_along_with(state: &State, id: ClientId) -> (BTreeSet<GpuUuid>, BTreeSet
     let mut gpus = BTreeSet::new();
     let mut others = BTreeSet::new();
     let mut look_at = vec![id];
-    let leaves = |client: &&Client| client.phase.is_dropping() || client.phase == Phase::Drained;
+    let leaves = |client: &&Client| client.phase().is_dropping() || client.phase() == Phase::Drained;
     while let Some(id) = look_at.pop() {
         for &member in state.unit(id).iter() {
             if !others.insert(member) {

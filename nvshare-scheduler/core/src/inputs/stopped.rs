@@ -16,7 +16,7 @@ impl Books {
         self.change_client(id, |client| {
             client.stopped = stopped;
             client.may_go_on_until = Some(until).filter(|_| stopped);
-            match &mut client.phase {
+            match &mut client.phase() {
                 // The answer that is due does not come.
                 Phase::Granted { until: due, .. } | Phase::Dropping { due, .. } if stopped => *due = now,
                 _ => {}

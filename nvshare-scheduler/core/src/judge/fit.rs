@@ -1,5 +1,6 @@
 //! Who fits a GPU: what a client may fill, what is free of it, and who can be there together.
 
+use nvshare_proto::GpuUuid;
 use nvshare_proto::units::Bytes;
 
 use crate::policy::together;
@@ -95,6 +96,11 @@ impl State {
         let unit = self.unit_of(client);
         let mut gpus = self.each_gpu_of(&unit).filter_map(|uuid| self.gpu(uuid));
         gpus.find(|gpu| !self.fits_alone(gpu, &unit))
+    }
+
+    /// The number of such a GPU.
+    pub(crate) fn gpu_without_room_for(&self, id: ClientId) -> Option<GpuUuid> {
+        self.no_room_for(self.client(id)?).map(|gpu| gpu.uuid)
     }
 
     /// The reason why no room can be made for a client on a GPU, for the log. None while a process that has just ended still

@@ -69,7 +69,7 @@ impl State {
             let move_cost = if to_return == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_return) };
             for leaver in leavers {
                 let client = self.client(*leaver)?;
-                match client.phase {
+                match client.phase() {
                     // A turn that has not begun cannot be over.
                     Phase::Next(Why::Claims) | Phase::Granted { begins: true, .. } => return None,
                     Phase::Idle { since, .. } => {
@@ -95,11 +95,11 @@ impl State {
                 // Short work has what it may cost. It takes the turn only when that is over for those who wait in turn:
                 // otherwise each hand-over to it would be one that nobody has to pay for.
                 Some(sooner) => {
-                    gpu.turn_started?;
+                    gpu.turn.started()?;
                     let waiter = self.first_in_turn(gpu, unit);
                     let in_turn = waiter.and_then(|waiter| turn::ends(&self.turn(gpu, &waiter, &held)?));
                     let in_turn = in_turn.unwrap_or(Time::MAX);
-                    (in_turn, in_turn.min(sooner.max(gpu.not_before)))
+                    (in_turn, in_turn.min(sooner.max(gpu.deferred.retry_at())))
                 }
             };
             ends = End { at: ends.at.max(at), in_turn: ends.in_turn.max(in_turn) };
@@ -134,12 +134,12 @@ impl State {
         let quantum = self.owed_quantum(gpu, waiter, self.bytes_to_move(gpu, waiter));
         let beyond = self.accounts_on(gpu, waiter).map(|account| account.cost.overrun_allowance(quantum));
         Some(Turn {
-            started: gpu.turn_started,
+            started: gpu.turn.started(),
             quantum,
             most_quanta: slices::most_quanta(ratio, turn::MOST_QUANTA),
             even_at: self.now().saturating_add(catches_up.saturating_mul(beside)),
             beyond: gpu.longest_drain.max(slices::beyond(ratio, quantum, beyond.max().unwrap_or_default())),
-            not_before: gpu.not_before,
+            not_before: gpu.deferred.retry_at(),
             idle_since: held.idle_since,
             patience: held.patience,
         })
@@ -177,7 +177,7 @@ impl State {
     /// The same as [`State::quantum`], and longer while switching has cost more than it may.
     fn owed_quantum(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
         let quantum = self.quantum(gpu, unit, to_move);
-        let (Rule::Auto(target), Some(started), 1..) = (gpu.rule, gpu.turn_started, to_move) else {
+        let (Rule::Auto(target), Some(started), 1..) = (gpu.rule, gpu.turn.started(), to_move) else {
             return quantum;
         };
         let owed = gpu.budget.paid_at(target.overhead_ppm).saturating_sub(started);

@@ -13,7 +13,7 @@ use crate::state::gpu::Gpu;
 
 /// When a client that holds a GPU has to leave because of its limit, or a pause; none: it may stay.
 pub(crate) fn leaves_at(gpu: &Gpu, client: &Client) -> Option<Time> {
-    let runs = client.phase.is_running_or_draining();
+    let runs = client.phase().is_running_or_draining();
     let pace = if runs { gpu.shares.ends_at(client.job, expected_drain(client, gpu.uuid)) } else { None };
     if client.paused { Some(Time::ZERO) } else { pace }
 }

@@ -23,8 +23,10 @@ pub(crate) fn is_short(state: &State, unit: &Unit) -> bool {
 
 /// The time that a GPU stood still until it was known that the short work of those who leave was done.
 pub(crate) fn idle_detection_time(state: &State, leavers: &[ClientId]) -> Duration {
-    let was_short =
-        state.clients_of(leavers).filter(|client| client.phase.is_idle() && client.is_interactive()).count();
+    let was_short = state
+        .clients_of(leavers)
+        .filter(|client| client.phase().is_idle() && client.is_interactive())
+        .count();
     if was_short > 0 { IDLE_AFTER } else { Duration::ZERO }
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct Glance {
 
 impl Glance {
     pub(crate) fn of(client: &Client) -> Self {
-        Self { phase: client.phase, wants: client.wants, stuck: client.stuck }
+        Self { phase: client.phase(), wants: client.wants, stuck: client.stuck }
     }
 
     fn waits(self) -> bool {
@@ -80,7 +80,7 @@ fn account_changed(
         (Some(order), None) => Some((EventKind::Evicted, order.came, Some(now.saturating_sub(order.given)))),
         _ => None,
     };
-    let has_failed = after.reported_short && !before.reported_short;
+    let has_failed = after.reported_stays && !before.reported_stays;
     let stays = has_failed.then(|| (EventKind::Stays, after.staying(), None));
     let needed = match (before.needs, after.needs) {
         (0, 1..) => Some((EventKind::NeedRoom, after.needs, None)),

@@ -46,9 +46,9 @@ impl State {
                 resident: whole(sums.room),
                 overhead: whole(sums.overhead),
                 quantum_ms: gpu.quantum.as_millis() as u64,
-                holders: which(|client| client.phase.holds() || client.phase == Phase::Free),
-                waiters: which(|client| client.waits() || client.phase.is_next()),
-                turns: gpu.turns,
+                holders: which(|client| client.phase().holds() || client.phase() == Phase::Free),
+                waiters: which(|client| client.waits() || client.phase().is_next()),
+                turns: gpu.turn.count(),
                 switch_us: gpu.switch_summary(),
                 others: None,
                 rule: gpu.rule.said(),
@@ -79,7 +79,11 @@ impl State {
             pid: client.pid,
             name: client.name.clone(),
             process: None,
-            state: if blocked_on.is_some() { ClientState::Blocked } else { client.phase.shown(client.wants) },
+            state: if blocked_on.is_some() {
+                ClientState::Blocked
+            } else {
+                client.phase().shown(client.wants)
+            },
             blocked_on,
             stuck: client.stuck || client.stopped,
             gone: false,

@@ -79,9 +79,9 @@ pub(crate) struct Account {
     /// Memory that was asked for and did not come back.
     pub(crate) stays: Option<Stays>,
     /// Evictions in a row that left memory where it was.
-    pub(crate) shorts: u32,
+    pub(crate) failed_evictions: u32,
     /// The log says that the client's memory stays where it is.
-    pub(crate) reported_short: bool,
+    pub(crate) reported_stays: bool,
     /// How fast the client's memory moves, as the scheduler timed it; in bytes per second.
     pub(crate) rates: Rates,
     /// The cost of the client's hand-overs on this GPU.
@@ -142,8 +142,8 @@ impl Account {
             restores: 0,
             early: None,
             stays: None,
-            shorts: 0,
-            reported_short: false,
+            failed_evictions: 0,
+            reported_stays: false,
             rates,
             cost: HandOverCosts::default(),
             move_cost: MoveCost::default(),

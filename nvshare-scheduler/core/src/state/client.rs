@@ -197,7 +197,7 @@ pub(crate) struct Client {
     pub(crate) paused: bool,
     pub(crate) name: String,
     pub(crate) memory: MemoryMode,
-    pub(crate) phase: Phase,
+    phase: Phase,
     /// The client wants the lock: for work at its gate, for an allocation while it is parked, or with its gang.
     pub(crate) wants: bool,
     pub(crate) waiting_since: Time,
@@ -289,6 +289,74 @@ impl Client {
         self.accounts.values().fold(0, |sum, account| sum.saturating_add(account.room))
     }
 
+    /// Where the client stands.
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// The client's gate is closed, and it has no claim to the lock.
+    pub(crate) fn park(&mut self) {
+        self.phase = Phase::Parked;
+    }
+
+    /// The client gets the lock as soon as there is room.
+    pub(crate) fn make_next(&mut self, why: Why) {
+        self.phase = Phase::Next(why);
+    }
+
+    /// The lock is sent to the client, which should run by `until`. If it `begins`, a turn begins when it runs.
+    pub(crate) fn grant(&mut self, epoch: Epoch, since: Time, until: Time, begins: bool) {
+        self.phase = Phase::Granted { epoch, since, until, begins };
+    }
+
+    /// The client's turn counts as begun though it does not run, so that it can be over.
+    pub(crate) fn count_turn_as_begun(&mut self) {
+        if let Phase::Granted { begins, .. } = &mut self.phase {
+            *begins = false;
+        }
+    }
+
+    /// The client's gate is open.
+    pub(crate) fn run(&mut self, epoch: Epoch) {
+        self.phase = Phase::Running { epoch };
+    }
+
+    /// The client is asked to drain, which should be over when it is `due`.
+    pub(crate) fn drop_lock(&mut self, epoch: Epoch, since: Time, due: Time) {
+        self.phase = Phase::Dropping { epoch, since, due };
+    }
+
+    /// The client has drained before others of its gang, and keeps its place until they have.
+    pub(crate) fn wait_drained(&mut self) {
+        self.phase = Phase::Drained;
+    }
+
+    /// The client has closed its own gate, and keeps its place until somebody takes it.
+    pub(crate) fn rest(&mut self, epoch: Epoch, since: Time) {
+        self.phase = Phase::Idle { epoch, since };
+    }
+
+    /// Scheduling is off: the client runs, and nothing of it is counted.
+    pub(crate) fn set_free(&mut self) {
+        self.phase = Phase::Free;
+    }
+
+    /// Does what belongs to a change of the client's phase from `before`, which ends a sleep or begins one as `slept` says: a client
+    /// that is next no more keeps no early room, its rhythm goes on, and a grant records the bytes that come back under it.
+    pub(in crate::state) fn follow_phase(&mut self, before: Phase, slept: bool, now: Time) {
+        if before.is_next() && self.phase == Phase::Parked {
+            self.accounts.values_mut().for_each(|account| account.early = None);
+        }
+        match (slept, self.is_asleep()) {
+            (false, true) => self.rhythm.fall_asleep(now),
+            (true, false) => self.rhythm.wake(now),
+            _ => {}
+        }
+        if self.phase.is_granted() && !before.is_granted() {
+            self.note_what_is_to_come_back();
+        }
+    }
+
     /// Whether the client's turn comes on several GPUs at once: its own, or those of its gang.
     pub(crate) fn uses_several(&self) -> bool {
         self.accounts.len() > 1 || self.gang.is_some()
@@ -363,7 +431,7 @@ impl Client {
     }
 
     /// Records the bytes that the client will restore under its grant: the client reports new usage while it restores.
-    pub(crate) fn note_what_is_to_come_back(&mut self) {
+    fn note_what_is_to_come_back(&mut self) {
         for account in self.accounts.values_mut() {
             let before = account.early.map_or(0, |early| early.absent);
             account.restores = account.usage.absent.max(before).min(account.room);

@@ -139,7 +139,7 @@ impl Config {
 
     /// The first time at which something about a client on a GPU is overdue.
     pub(crate) fn first_due(&self, client: &Client, account: &Account) -> Option<Time> {
-        let answer = match client.phase {
+        let answer = match client.phase() {
             Phase::Dropping { due, .. } if !client.stuck => Some(due),
             Phase::Granted { until, .. } if !client.stuck => Some(until),
             _ => None,

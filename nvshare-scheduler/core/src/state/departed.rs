@@ -10,7 +10,7 @@ use crate::state::share::Activity;
 impl Gpu {
     /// A client is gone at the time `now`. If its process lives on, `left` bytes stay charged to that; after `due`, the log says so.
     pub(crate) fn remove_client(&mut self, client: &Client, now: Time, left: u64, due: Time) {
-        if client.phase.holds() {
+        if client.phase().holds() {
             self.freed_at = Some(now);
         }
         self.released.remove(&client.id);

@@ -22,7 +22,8 @@ const PLACES_REFRESHED: usize = 16;
 
 /// Changes of a client, and of its entries.
 impl State {
-    /// Changes a client. Returns what the change does; none: the client is gone.
+    /// Changes a client: the time up to now counts for the phase before, and its entries are rewritten. What else belongs to a change
+    /// of its phase: see [`Client::follow_phase`]. Returns what the change returns, or `None` if the client is gone.
     pub(crate) fn change_client<T>(
         &mut self,
         agenda: &mut Agenda,
@@ -32,19 +33,9 @@ impl State {
         let now = self.now;
         let client = self.clients.get_mut(&id)?;
         client.count(now);
-        let (slept, before) = (client.is_asleep(), client.phase);
+        let (slept, before) = (client.is_asleep(), client.phase());
         let changed = change(client);
-        if before.is_next() && client.phase == Phase::Parked {
-            client.accounts.values_mut().for_each(|account| account.early = None);
-        }
-        match (slept, client.is_asleep()) {
-            (false, true) => client.rhythm.fall_asleep(now),
-            (true, false) => client.rhythm.wake(now),
-            _ => {}
-        }
-        if client.phase.is_granted() && !before.is_granted() {
-            client.note_what_is_to_come_back();
-        }
+        client.follow_phase(before, slept, now);
         self.enter(agenda, id);
         Some(changed)
     }
@@ -240,9 +231,9 @@ impl Stands {
             overhead: account.overhead(),
             ordered: account.order.map(|order| order.bytes),
             needs: account.needs > 0 && !client.stopped,
-            runs: client.phase.is_running_or_draining(),
+            runs: client.phase().is_running_or_draining(),
             stuck: client.is_silent(),
-            claims: client.phase == Phase::Next(Why::Claims),
+            claims: client.phase() == Phase::Next(Why::Claims),
             activity: self.activity,
             payer: client.job,
             job: self.job,
@@ -264,7 +255,7 @@ fn is_ordered(standing: Standing) -> bool {
 }
 
 fn standing(client: &Client) -> Standing {
-    match client.phase {
+    match client.phase() {
         Phase::Parked if client.waits() => Standing::Waits,
         Phase::Parked => Standing::Parked,
         Phase::Next(_) => Standing::Next,
@@ -280,14 +271,14 @@ fn activity(client: &Client) -> Activity {
     if client.stuck {
         return Activity::default();
     }
-    let (holds, counted) = (client.phase.uses_a_turn(), client.phase.is_charged_to_its_job());
+    let (holds, counted) = (client.phase().uses_a_turn(), client.phase().is_charged_to_its_job());
     let waits = client.waits() && !client.hopeless;
-    let active = holds || waits || client.phase.is_next();
+    let active = holds || waits || client.phase().is_next();
     Activity {
         active,
         holds,
         counted,
-        runs: client.phase.is_running_or_draining(),
+        runs: client.phase().is_running_or_draining(),
         long: active && !client.is_interactive(),
     }
 }

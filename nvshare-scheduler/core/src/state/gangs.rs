@@ -283,7 +283,7 @@ impl State {
 
     /// The GPUs of a unit's clients that do not have the lock, each once and in order.
     pub(crate) fn gpus_wanted_by(&self, unit: &Unit) -> Vec<GpuUuid> {
-        let parked = self.clients_of(unit).filter(|client| client.phase == Phase::Parked);
+        let parked = self.clients_of(unit).filter(|client| client.phase() == Phase::Parked);
         let mut gpus: Vec<GpuUuid> = parked.flat_map(|client| client.accounts.keys().copied()).collect();
         if unit.len() > 1 {
             gpus.sort_unstable();
@@ -294,7 +294,7 @@ impl State {
 
     /// Whether some members give the lock back: until they have, no member gets it.
     pub(crate) fn is_leaving(&self, unit: &Unit) -> bool {
-        let leaves = |client: &Client| client.phase == Phase::Drained || client.is_draining();
+        let leaves = |client: &Client| client.phase() == Phase::Drained || client.is_draining();
         self.clients_of(unit).any(leaves)
     }
 }

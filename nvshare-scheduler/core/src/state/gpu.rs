@@ -17,6 +17,7 @@ use crate::state::place::Place;
 use crate::state::rule::Rule;
 use crate::state::shares::Shares;
 use crate::state::trial::Trial;
+use crate::state::turn_clock::{DeferredDrains, TurnClock};
 use crate::state::virtual_time::{Virtual, nanos};
 
 /// The memory that a disconnected client has left on a GPU, until its process ends too or comes back.
@@ -71,16 +72,8 @@ pub(crate) struct Gpu {
     pub(crate) budget: Budget,
     /// Whether jobs that fit get more done side by side or by turns.
     pub(crate) trial: Trial,
-    /// When the turn's first client ran.
-    pub(crate) turn_started: Option<Time>,
-    /// Clients whose turn was interrupted by short work: the turn goes on when that work is done.
-    pub(crate) interrupted: BTreeSet<ClientId>,
-    /// How long the interrupted turn had lasted.
-    pub(crate) lasted: Duration,
-    /// The time at which a deferred drain may be tried again.
-    pub(crate) not_before: Time,
-    /// Drains deferred in a row.
-    pub(crate) deferrals: u32,
+    pub(crate) turn: TurnClock,
+    pub(crate) deferred: DeferredDrains,
     /// Clients that gave the lock back in the hand-over under way.
     pub(crate) released: BTreeSet<ClientId>,
     /// When the lock was last given back.
@@ -91,7 +84,6 @@ pub(crate) struct Gpu {
     pub(crate) rates: Rates,
     /// The cost of hand-overs on this GPU.
     pub(crate) cost: HandOverCosts,
-    pub(crate) turns: u64,
     /// A client waits for what the holders hold.
     pub(crate) contested: bool,
     /// When a client last waited while jobs took slices.
@@ -137,17 +129,13 @@ impl Gpu {
             shares: Shares::default(),
             budget: Budget::default(),
             trial: Trial::default(),
-            turn_started: None,
-            interrupted: BTreeSet::new(),
-            lasted: Duration::ZERO,
-            not_before: Time::ZERO,
-            deferrals: 0,
+            turn: TurnClock::default(),
+            deferred: DeferredDrains::default(),
             released: BTreeSet::new(),
             freed_at: None,
             longest_drain: Duration::ZERO,
             rates: Rates::default(),
             cost: HandOverCosts::default(),
-            turns: 0,
             contested: false,
             contested_at: None,
             told_contested: false,
@@ -192,8 +180,7 @@ impl Gpu {
 
     /// Whether a client may go ahead of others here: its work is short, or its turn was interrupted.
     pub(crate) fn goes_ahead(&self, client: &Client) -> bool {
-        matches!(self.rule, Rule::Auto(_))
-            && (client.is_interactive() || self.interrupted.contains(&client.id))
+        matches!(self.rule, Rule::Auto(_)) && (client.is_interactive() || self.turn.is_interrupted(client.id))
     }
 
     /// How far its place in the order is before that of others whose job has had as much; in virtual time.
@@ -203,28 +190,6 @@ impl Gpu {
         let most = ahead::most_ahead(self.quantum, target.max_wait, self.shares.active());
         let most = nanos(most);
         if self.goes_ahead(client) && lead <= most { HEAD_START } else { 0 }
-    }
-
-    /// When the turn began that a client has now: one that was interrupted goes on.
-    pub(crate) fn turn_begins(&mut self, id: ClientId, now: Time) -> Time {
-        if !self.interrupted.contains(&id) {
-            return now;
-        }
-        self.interrupted.clear();
-        now.saturating_sub(std::mem::take(&mut self.lasted))
-    }
-
-    /// Short work interrupts the turn of others: it goes on when that is done.
-    pub(crate) fn interrupt(&mut self, leavers: &[ClientId], now: Time) {
-        self.interrupted = leavers.iter().copied().collect();
-        self.lasted = self.turn_started.map_or(Duration::ZERO, |started| now.saturating_sub(started));
-    }
-
-    /// The turn passes to a client: one that was interrupted is over, unless it is the client's own.
-    pub(crate) fn pass_to(&mut self, to: &[ClientId]) {
-        if !to.iter().any(|id| self.interrupted.contains(id)) {
-            self.interrupted.clear();
-        }
     }
 
     /// Whether jobs take turns though they fit: because they are to have different parts of the time, or get more done by turns.
@@ -241,16 +206,6 @@ impl Gpu {
     /// The same, where another client is certain to wait soon after a grant.
     pub(crate) fn is_contested_from_the_grant(&self, now: Time) -> bool {
         (self.contested_at.is_some() || self.trial.is_bounding()) && self.is_contested(now)
-    }
-
-    /// Whether a drain was given up, and is tried again later.
-    pub(crate) fn cannot_drain(&self, now: Time) -> bool {
-        self.deferrals > 0 || self.not_before > now
-    }
-
-    /// Whether a drain was given up a moment ago: no client is asked for the lock yet.
-    pub(crate) fn waits_to_drain(&self, now: Time) -> bool {
-        self.not_before > now
     }
 
     /// How much of what a job is behind, or ahead, is kept at most when it stops wanting the GPU.
@@ -272,9 +227,9 @@ impl Gpu {
         }
         let sums = self.ledger.sums();
         if sums.holders.count == 0 && self.ledger.next().is_empty() {
-            self.turn_started = None;
+            self.turn.end();
         } else if sums.running > 0 {
-            self.turn_started.get_or_insert(now);
+            self.turn.begin_if_none(now);
         }
     }
 

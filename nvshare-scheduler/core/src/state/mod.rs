@@ -20,6 +20,7 @@ pub(crate) mod share;
 pub(crate) mod shares;
 pub(crate) mod terms;
 pub(crate) mod trial;
+pub(crate) mod turn_clock;
 pub(crate) mod virtual_time;
 
 use std::collections::BTreeMap;
@@ -125,7 +126,7 @@ impl State {
     }
 
     pub(crate) fn phase(&self, id: ClientId) -> Option<Phase> {
-        self.clients.get(&id).map(|client| client.phase)
+        self.clients.get(&id).map(|client| client.phase())
     }
 
     /// Those of the clients that are there.

@@ -8,7 +8,7 @@
 use crate::Time;
 use crate::policy::entitled::Terms;
 use crate::policy::pace::{Pace, PaceState};
-use crate::state::virtual_time::{USUAL, Virtual, to_real, to_virtual};
+use crate::state::virtual_time::{Nanos, USUAL, Virtual, to_real, to_virtual};
 
 /// One job on one GPU.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,9 +21,9 @@ pub(crate) struct Share {
     /// The job's virtual time before its present turn.
     pub(crate) time_before_turn: Virtual,
     /// How long the job has computed in its present turn, up to the service `counted_from`.
-    ran: Virtual,
+    ran: Nanos,
     /// How long the job has restored in this turn.
-    restored: Virtual,
+    restored: Nanos,
     counted_from: Served,
     /// How far the job was behind when it last stopped wanting the GPU.
     pub(crate) behind: Virtual,
@@ -43,8 +43,8 @@ pub(crate) struct Share {
 /// restoring included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Served {
-    pub(crate) counted: Virtual,
-    pub(crate) held: Virtual,
+    pub(crate) counted: Nanos,
+    pub(crate) held: Nanos,
 }
 
 /// The activity of one process, as its job's share counts it.
@@ -101,14 +101,14 @@ impl Share {
     }
 
     /// For how long the job has to go on until its virtual time is `time`, in nanoseconds of its own.
-    pub(crate) fn time_to_reach(&self, time: Virtual, served: Served) -> Virtual {
+    pub(crate) fn time_to_reach(&self, time: Virtual, served: Served) -> Nanos {
         let (ran, restored) = self.turn(served);
         let whole = to_real(time.saturating_sub(self.time_before_turn), self.weight);
         if whole > restored.max(ran) { whole - ran } else { 0 }
     }
 
     /// How long the job has computed in its turn, and how long it had restored.
-    fn turn(&self, served: Served) -> (Virtual, Virtual) {
+    fn turn(&self, served: Served) -> (Nanos, Nanos) {
         match (self.counted, self.holding) {
             (1.., _) => (self.ran.saturating_add(served.counted - self.counted_from.counted), self.restored),
             (0, 1..) => (self.ran, self.restored.saturating_add(served.held - self.counted_from.held)),
@@ -123,7 +123,7 @@ impl Share {
     }
 
     /// The job holds the GPU no longer. Returns by how much its restore took longer than its work.
-    pub(crate) fn end_turn(&mut self) -> Virtual {
+    pub(crate) fn end_turn(&mut self) -> Nanos {
         let (ran, restored) = (std::mem::take(&mut self.ran), std::mem::take(&mut self.restored));
         self.time_before_turn =
             self.time_before_turn.saturating_add(to_virtual(ran.max(restored), self.weight));

@@ -6,13 +6,16 @@ use std::time::Duration;
 /// Virtual time, in nanoseconds of a job of the usual weight. Differences may be negative.
 pub(crate) type Virtual = i64;
 
+/// Real time, in nanoseconds. Differences may be negative.
+pub(crate) type Nanos = i64;
+
 /// The weight of a job that has no other.
 pub(crate) const USUAL: u64 = nvshare_proto::USUAL_WEIGHT as u64 * FINER;
 /// Weights inside the core are this many times what users say, so that a priority can divide them.
 pub(crate) const FINER: u64 = 64;
 
 /// The virtual time that `time` is for jobs of this weight.
-pub(crate) fn to_virtual(time: i64, weight: u64) -> Virtual {
+pub(crate) fn to_virtual(time: Nanos, weight: u64) -> Virtual {
     if weight == USUAL {
         return time;
     }
@@ -20,14 +23,14 @@ pub(crate) fn to_virtual(time: i64, weight: u64) -> Virtual {
     i64::try_from(i128::from(time) * i128::from(USUAL) / weight).unwrap_or(Virtual::MAX / 4)
 }
 
-pub(crate) fn nanos(time: Duration) -> Virtual {
-    Virtual::try_from(time.as_nanos()).unwrap_or(Virtual::MAX / 4).min(Virtual::MAX / 4)
+pub(crate) fn nanos(time: Duration) -> Nanos {
+    Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX / 4).min(Nanos::MAX / 4)
 }
 
-/// The time that a job of this weight gets in so much virtual time.
-pub(crate) fn to_real(time: Virtual, weight: u64) -> Virtual {
+/// The time that a job of this weight gets in this much virtual time.
+pub(crate) fn to_real(time: Virtual, weight: u64) -> Nanos {
     let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(USUAL);
-    Virtual::try_from(nanos).unwrap_or(Virtual::MAX / 4)
+    Nanos::try_from(nanos).unwrap_or(Nanos::MAX / 4)
 }
 
 /// A figure that is computed once in an event, since many ask for it.

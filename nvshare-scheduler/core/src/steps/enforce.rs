@@ -16,10 +16,10 @@ impl Books {
             return;
         }
         let holds = |client: &&Client| {
-            matches!(client.phase, Phase::Granted { .. } | Phase::Running { .. } | Phase::Idle { .. })
+            matches!(client.phase(), Phase::Granted { .. } | Phase::Running { .. } | Phase::Idle { .. })
         };
         let holders = gpu.ledger.holders().iter().filter_map(|id| state.client(*id)).filter(holds);
-        let over = |client: &Client| Some((leaves_at(gpu, client)?.max(gpu.not_before), client.id));
+        let over = |client: &Client| Some((leaves_at(gpu, client)?.max(gpu.deferred.retry_at()), client.id));
         let over: Vec<(Time, ClientId)> = holders.filter_map(over).collect();
         let now = state.now();
         for (over, id) in over {

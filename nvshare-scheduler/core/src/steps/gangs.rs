@@ -41,7 +41,7 @@ impl Books {
             return;
         }
         for other in self.state().unit(id).iter().copied() {
-            let sits = |client: &Client| client.phase == Phase::Parked && !client.wants;
+            let sits = |client: &Client| client.phase() == Phase::Parked && !client.wants;
             if self.state().client(other).is_some_and(sits) {
                 self.change_client(other, |client| {
                     client.wants = true;
@@ -54,7 +54,7 @@ impl Books {
     /// A member that comes wants the lock if another member has it, or wants it.
     pub(crate) fn follow_gang(&mut self, id: ClientId) {
         let unit = self.state().unit(id);
-        if self.state().clients_of(&unit).any(|client| client.phase.holds()) {
+        if self.state().clients_of(&unit).any(|client| client.phase().holds()) {
             self.want_together(id);
         }
         self.wait_with_gang(id);

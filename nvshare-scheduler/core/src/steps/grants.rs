@@ -88,7 +88,7 @@ impl Round<'_> {
         if self.considered.contains(&unit.first()) {
             return;
         }
-        let is_next = |client: &&Client| client.phase.is_next();
+        let is_next = |client: &&Client| client.phase().is_next();
         let next: Vec<ClientId> = state.clients_of(&unit).filter(is_next).map(|client| client.id).collect();
         // Members that run already are on the other GPUs of a gang: nothing there is waited for.
         let gpus: BTreeSet<GpuUuid> =
@@ -218,7 +218,7 @@ impl Books {
     /// Sends a client the lock with so much room; the client should run by `until`.
     pub(crate) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Amount>, begins: bool) {
         let (epoch, since) = (self.new_epoch(), self.state().now());
-        self.change_client(id, |client| client.phase = Phase::Granted { epoch, since, until, begins });
+        self.change_client(id, |client| client.grant(epoch, since, until, begins));
         let gpus = self.state().gpus_used_by(id);
         let quantum = self.state().gpus_among(&gpus).map(|gpu| gpu.quantum).min();
         let quantum_ms = quantum.map_or(u64::MAX, |quantum| quantum.as_millis() as u64);

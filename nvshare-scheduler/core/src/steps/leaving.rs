@@ -22,12 +22,12 @@ impl Books {
         let now = self.state().now();
         match self.state().phase(id) {
             Some(Phase::Next(_)) => {
-                self.change_client(id, |client| client.phase = Phase::Parked);
+                self.change_client(id, |client| client.park());
             }
             // The client's gate is closed and its work is complete: there is nothing to ask.
             Some(Phase::Idle { .. }) => {
                 self.change_client(id, |client| {
-                    client.phase = Phase::Parked;
+                    client.park();
                     client.note_drained();
                 });
                 self.wait_with_gang(id);
@@ -37,7 +37,7 @@ impl Books {
                 let patience = self.patience_with(id);
                 let grace = self.state().config().grace.max(patience);
                 self.change_client(id, |client| {
-                    client.phase = Phase::Dropping { epoch, since: now, due: now + client.grace(grace) };
+                    client.drop_lock(epoch, now, now + client.grace(grace));
                 });
                 let patience_ms = patience.as_millis() as u32;
                 self.send(id, SchedulerMessage::DropLock { epoch, patience_ms });
@@ -49,14 +49,14 @@ impl Books {
     /// How long a client's drain may make no progress.
     fn patience_with(&self, id: ClientId) -> Duration {
         let gpus = self.state().gpus_used_by(id);
-        let deferrals = self.state().gpus_among(&gpus).map(|gpu| gpu.deferrals).max();
+        let deferrals = self.state().gpus_among(&gpus).map(|gpu| gpu.deferred.in_a_row()).max();
         patience::drain_patience(deferrals.unwrap_or(0))
     }
 
     /// If members hold the lock while others of their gang have to wait for it, asks them to leave, so that they come back
     /// together. Returns whether it did.
     pub(crate) fn recall_part_of_gang(&mut self, unit: &Unit) -> bool {
-        let holds = |client: &&Client| client.phase.holds() && !client.stuck;
+        let holds = |client: &&Client| client.phase().holds() && !client.stuck;
         let deferrals: Vec<u32> =
             self.state().clients_of(unit).filter(holds).map(|client| client.deferrals).collect();
         // A member that deferred a drain lately, or was asked along with one that did, is not asked again and again.
@@ -73,7 +73,7 @@ impl Books {
             self.record_drain(id, self.state().now().saturating_sub(since));
             if self.has_drained_before_others(id) {
                 self.change_client(id, |client| {
-                    client.phase = Phase::Drained;
+                    client.wait_drained();
                     client.wants = false;
                     client.note_drained();
                 });
@@ -109,7 +109,7 @@ impl Books {
         self.change_client(id, |client| {
             // A client that drained before the others of its gang may have requested the lock again.
             client.wants &= phase == Phase::Drained;
-            client.phase = Phase::Parked;
+            client.park();
             client.note_drained();
             for account in client.accounts.values_mut() {
                 account.needs = 0;
@@ -123,7 +123,7 @@ impl Books {
             gpu.freed_at = Some(now);
             // As long as another client drains, the hand-over may still be given up.
             if gpu.ledger.sums().leaving == 0 {
-                gpu.deferrals = 0;
+                gpu.deferred.forget_count();
             }
         });
         self.wait_with_gang(id);
@@ -133,7 +133,7 @@ impl Books {
     pub(crate) fn step_back(&mut self, unit: &Unit) {
         for &id in unit.iter() {
             if self.state().phase(id).is_some_and(Phase::is_next) {
-                self.change_client(id, |client| client.phase = Phase::Parked);
+                self.change_client(id, |client| client.park());
             }
         }
     }

@@ -26,10 +26,10 @@ impl Books {
         let go_on = |gpu: &mut Gpu| {
             let is_gone = gpu.trial.clients().any(|id| gpu.ledger.entry(id).is_none());
             let is_free = gpu.ledger.holders().is_empty();
-            let cannot_drain = gpu.waits_to_drain(now);
+            let cannot_drain = gpu.deferred.holds_back(now);
             let todo = gpu.trial.go_on(Sight { set: set.as_ref(), is_free, cannot_drain, is_gone, now });
             if todo.begin {
-                gpu.turn_started = None;
+                gpu.turn.end();
             }
             todo
         };

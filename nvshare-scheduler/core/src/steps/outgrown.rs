@@ -15,11 +15,11 @@ impl Books {
     pub(crate) fn split_a_set_that_outgrew(&mut self, uuid: GpuUuid) {
         let now = self.state().now();
         let Some(gpu) = self.state().known_gpu(uuid) else { return };
-        let (not_before, quantum) = (gpu.not_before, gpu.quantum);
+        let (retry_at, quantum) = (gpu.deferred.retry_at(), gpu.quantum);
         let together = gpu.ledger.sums().staying;
         // One client fits, or waits alone for what is in its way.
         let Some(&first) = gpu.ledger.staying().first().filter(|_| together.count > 1) else { return };
-        let is_over = gpu.turn_started.is_some_and(|started| started.saturating_add(quantum) <= now);
+        let is_over = gpu.turn.started().is_some_and(|started| started.saturating_add(quantum) <= now);
         if self.state().fit(gpu, together, first) {
             return;
         }
@@ -34,15 +34,15 @@ impl Books {
         let for_a_stubborn_one = staying.first().is_some_and(is_stubborn);
         let (_, leavers) = self.state().keep_what_fits(gpu, None, staying);
         // The drain that was given up is not tried again so soon; for one that stays, others leave at once.
-        if now < not_before && (!for_a_stubborn_one || leavers.iter().any(is_stubborn)) {
-            self.wake_at(uuid, not_before);
+        if now < retry_at && (!for_a_stubborn_one || leavers.iter().any(is_stubborn)) {
+            self.wake_at(uuid, retry_at);
             return;
         }
         for &id in &leavers {
             self.ask_to_leave(id);
         }
         if !leavers.is_empty() {
-            self.change_gpu(uuid, |gpu| gpu.turn_started = gpu.turn_started.map(|_| now));
+            self.change_gpu(uuid, |gpu| gpu.turn.restart(now));
         }
     }
 }

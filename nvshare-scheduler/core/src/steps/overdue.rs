@@ -50,11 +50,10 @@ impl Books {
             );
             self.warn_of_client(Topic::NoAnswer, id, Some(uuid), &text);
         }
-        match self.state().client(id) {
-            Some(Client { phase: Phase::Dropping { due, .. }, stuck: false, .. }) if *due <= now => {
-                self.count_as_stuck(id, "give the lock back");
-            }
-            Some(Client { phase: Phase::Granted { until, .. }, stuck: false, .. }) if *until <= now => {
+        let asked = self.state().client(id).filter(|client| !client.stuck).map(Client::phase);
+        match asked {
+            Some(Phase::Dropping { due, .. }) if due <= now => self.count_as_stuck(id, "give the lock back"),
+            Some(Phase::Granted { until, .. }) if until <= now => {
                 self.count_as_stuck(id, "run under its grant");
             }
             _ => {}
@@ -66,12 +65,9 @@ impl Books {
         let now = self.state().now();
         self.change_client(id, |client| {
             client.stuck = true;
-            // The client's turn counts as begun, so that it can be over.
-            if let Phase::Granted { begins, .. } = &mut client.phase {
-                *begins = false;
-            }
+            client.count_turn_as_begun();
         });
-        self.change_each_gpu_of(id, |gpu, _| _ = gpu.turn_started.get_or_insert(now));
+        self.change_each_gpu_of(id, |gpu, _| gpu.turn.begin_if_none(now));
         self.release_drained(id);
         if let Some(client @ Client { name, pid, .. }) = self.state().client(id) {
             let keeps = Bytes(client.room());

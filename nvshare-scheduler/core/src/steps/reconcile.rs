@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nvshare_proto::GpuUuid;
 
-use crate::Time;
 use crate::state::client::ClientId;
 use crate::state::gpu::Gpu;
 use crate::steps::books::Books;
@@ -123,14 +122,14 @@ impl Books {
     /// When the clients that deferred a drain have left, or their work is complete, the turns of others are no longer for
     /// it.
     fn forget_what_was_deferred(&mut self, uuid: GpuUuid) {
-        let gpu = self.state().gpu(uuid).filter(|gpu| gpu.cannot_drain(self.state().now()));
+        let gpu = self.state().gpu(uuid).filter(|gpu| gpu.deferred.is_pending(self.state().now()));
         let deferred = |id: &ClientId| {
             let unit = self.state().unit(*id);
             self.state().clients_of(&unit).any(|client| client.deferrals > 0)
         };
         let is_over = |gpu: &Gpu| !gpu.ledger.staying().iter().chain(gpu.ledger.holders()).any(deferred);
         if gpu.is_some_and(is_over) {
-            self.change_gpu(uuid, |gpu| (gpu.not_before, gpu.deferrals) = (Time::ZERO, 0));
+            self.change_gpu(uuid, |gpu| gpu.deferred.clear());
         }
     }
 
@@ -162,7 +161,7 @@ impl Books {
             });
             of_gangs.extend(client.gang.map(|gang| (gang, contested)));
             let waiting = contested || state.is_bounded(client);
-            if client.phase.holds() {
+            if client.phase().holds() {
                 self.tell_waiting(id, waiting);
             }
         }

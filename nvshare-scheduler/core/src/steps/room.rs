@@ -99,7 +99,7 @@ impl Books {
     /// A parked client whose allocation needs room waits for its turn, as with work.
     fn want_turn(&mut self, id: ClientId) {
         let now = self.state().now();
-        if self.state().client(id).is_some_and(|client| client.phase == Phase::Parked && !client.wants) {
+        if self.state().client(id).is_some_and(|client| client.phase() == Phase::Parked && !client.wants) {
             self.change_client(id, |client| {
                 client.wants = true;
                 client.waiting_since = now;

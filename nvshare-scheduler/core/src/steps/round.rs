@@ -58,12 +58,12 @@ impl<'a> Round<'a> {
         case
     }
 
-    /// Whether a client must wait as things are: no room can be made for it, or its gang lacks members. The log says once
-    /// why there is no room.
+    /// Settles whether a client must wait as things are: no room can be made for it, its gang lacks members, or it is stopped. Returns
+    /// that. The gang may disband, all of it is marked, and the log says once why there is no room.
     pub(crate) fn settle_hopeless(&mut self, id: ClientId) -> bool {
-        let mut full = self.books.full_for(id);
+        let mut full = self.books.state().gpu_without_room_for(id);
         if self.disband_if_too_large(id, full) {
-            full = self.books.full_for(id);
+            full = self.books.state().gpu_without_room_for(id);
         }
         let hopeless = full.is_some()
             || self.books.muster_gang(id)
@@ -106,11 +106,6 @@ impl<'a> Round<'a> {
 }
 
 impl Books {
-    /// A GPU on which no room can be made for a client and its gang, as things are.
-    fn full_for(&self, id: ClientId) -> Option<GpuUuid> {
-        self.state().no_room_for(self.state().client(id)?).map(|gpu| gpu.uuid)
-    }
-
     /// Says once why there is no room for a client on a GPU.
     fn say_why(&mut self, id: ClientId, uuid: GpuUuid) {
         let state = self.state();

@@ -14,6 +14,17 @@ use crate::state::rule::Rule;
 use crate::steps::books::Books;
 use crate::steps::round::Round;
 
+/// How a waiter claims the turn of those who leave for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    /// Their turn is over.
+    InTurn,
+    /// Their turn is over, and the waiter's work is short.
+    ShortInTurn,
+    /// The waiter's work is short, and goes ahead of their turn.
+    Interrupting,
+}
+
 impl Round<'_> {
     /// Judges the waiters of a GPU in their order, and makes next: those that fit beside the others and delay nobody ahead of them, at once; the first that does
     /// not fit, when the turn is over.
@@ -182,7 +193,7 @@ impl Books {
         for &id in unit.iter() {
             if self.state().phase(id) == Some(Phase::Parked) {
                 self.change_client(id, |client| {
-                    client.phase = Phase::Next(why);
+                    client.make_next(why);
                     // A member for which others of its gang asked waits on with them if it has to step back: a job that
                     // wanted the GPU only while it is next would change the shares each time.
                     if !std::mem::replace(&mut client.wants, true) {
@@ -193,26 +204,30 @@ impl Books {
         }
     }
 
-    /// The turn passes to a waiter: clients that do not fit beside it leave. `interrupts`: before their turn is over.
-    fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>, interrupts: bool) {
-        let short = is_short(self.state(), unit);
+    /// The turn passes to a waiter: clients that do not fit beside it leave. `is_early`: before their turn is over.
+    fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>, is_early: bool) {
+        let claim = match (is_short(self.state(), unit), is_early) {
+            (false, _) => Claim::InTurn,
+            (true, false) => Claim::ShortInTurn,
+            (true, true) => Claim::Interrupting,
+        };
         let left = leavers.iter().flat_map(|&leaver| self.state().gpus_used_by(leaver));
         let passing: BTreeSet<GpuUuid> = left.chain(contested.iter().copied()).collect();
         for &uuid in &passing {
-            self.pass_turn(uuid, unit, &leavers, short, interrupts);
+            self.pass_turn(uuid, unit, &leavers, claim);
         }
         // Their gangs are among them.
         for leaver in leavers {
             self.ask_one_to_leave(leaver);
         }
         for &uuid in &passing {
-            self.begin_hand_over(uuid, unit, short);
+            self.begin_hand_over(uuid, unit, claim);
         }
         self.make_next(unit, Why::Claims);
     }
 
     /// The turn of one GPU passes to a unit, which pays for that if it interrupts the turn of others.
-    fn pass_turn(&mut self, uuid: GpuUuid, unit: &Unit, leavers: &[ClientId], short: bool, interrupts: bool) {
+    fn pass_turn(&mut self, uuid: GpuUuid, unit: &Unit, leavers: &[ClientId], claim: Claim) {
         let state = self.state();
         let (now, stood_still) = (state.now(), idle_detection_time(state, leavers));
         // A client may use more GPUs than the core knows (see `sizes.rs`).
@@ -225,33 +240,33 @@ impl Books {
         }
         self.change_gpu(uuid, |gpu| {
             gpu.budget.spend(stood_still);
-            match (short, interrupts) {
-                (true, true) => {
+            match claim {
+                Claim::Interrupting => {
                     let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.runs);
-                    let here: Vec<ClientId> = leavers.iter().copied().filter(runs).collect();
-                    gpu.interrupt(&here, now);
+                    let here = leavers.iter().copied().filter(runs);
+                    gpu.turn.interrupt(here, now);
                     // The interrupted client must not pay for its return.
                     if let Some(job) = job {
                         gpu.shares.charge(job, cost);
                     }
                 }
                 // While the turn of others is interrupted, more short work may come.
-                (true, false) => {}
-                (false, _) => gpu.pass_to(unit),
+                Claim::ShortInTurn => {}
+                Claim::InTurn => gpu.turn.pass_to(unit),
             }
         });
     }
 
     /// Begins the hand-over of a GPU to a unit, after the leavers were asked. A rule that chooses the quantum chooses the unit's by the
     /// cost of this hand-over.
-    fn begin_hand_over(&mut self, uuid: GpuUuid, unit: &Unit, short: bool) {
+    fn begin_hand_over(&mut self, uuid: GpuUuid, unit: &Unit, claim: Claim) {
         // A client may use more GPUs than the core knows (see `sizes.rs`).
         let Some(gpu) = self.state().gpu(uuid) else { return };
         let to_move = self.state().bytes_to_move(gpu, unit);
         let quantum = self.state().quantum(gpu, unit, to_move);
         self.change_gpu(uuid, |gpu| {
             gpu.released.clear();
-            if matches!(gpu.rule, Rule::Auto(_)) && to_move > 0 && !short {
+            if matches!(gpu.rule, Rule::Auto(_)) && to_move > 0 && claim == Claim::InTurn {
                 gpu.quantum = quantum;
             }
         });

@@ -1,0 +1,121 @@
+//! The turn of a GPU: when it began, whether short work interrupts it, and drains that could not end it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::Time;
+use crate::state::client::ClientId;
+
+/// When a GPU's turn began.
+#[derive(Debug, Default)]
+pub(crate) struct TurnClock {
+    started: Option<Time>,
+    /// Clients whose turn was interrupted by short work: the turn goes on when that work is done.
+    interrupted: BTreeSet<ClientId>,
+    /// How long the interrupted turn had lasted.
+    lasted: Duration,
+    count: u64,
+}
+
+impl TurnClock {
+    /// When the turn's first client ran; `None` while there is no turn.
+    pub(crate) fn started(&self) -> Option<Time> {
+        self.started
+    }
+
+    /// How many turns there were.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Whether a client's turn was interrupted.
+    pub(crate) fn is_interrupted(&self, id: ClientId) -> bool {
+        self.interrupted.contains(&id)
+    }
+
+    /// A client runs under its grant. A turn begins if `begins`, or if there is none: one that was interrupted goes on.
+    pub(crate) fn run(&mut self, id: ClientId, begins: bool, now: Time) {
+        if !begins && self.started.is_some() {
+            return;
+        }
+        self.started = Some(now);
+        if self.interrupted.contains(&id) {
+            self.interrupted.clear();
+            self.started = Some(now.saturating_sub(std::mem::take(&mut self.lasted)));
+        }
+        self.count += 1;
+    }
+
+    /// A client holds the GPU: if there is no turn, one has begun.
+    pub(crate) fn begin_if_none(&mut self, now: Time) {
+        self.started.get_or_insert(now);
+    }
+
+    /// Some holders were asked to leave: the turn of the others is a new one.
+    pub(crate) fn restart(&mut self, now: Time) {
+        self.started = self.started.map(|_| now);
+    }
+
+    /// Nobody holds the GPU.
+    pub(crate) fn end(&mut self) {
+        self.started = None;
+    }
+
+    /// Short work interrupts the turn of these clients: it goes on when that is done.
+    pub(crate) fn interrupt(&mut self, leavers: impl IntoIterator<Item = ClientId>, now: Time) {
+        self.interrupted = leavers.into_iter().collect();
+        self.lasted = self.started.map_or(Duration::ZERO, |started| now.saturating_sub(started));
+    }
+
+    /// The turn passes to a unit: one that was interrupted is over, unless it is the unit's own.
+    pub(crate) fn pass_to(&mut self, unit: &[ClientId]) {
+        if !unit.iter().any(|id| self.interrupted.contains(id)) {
+            self.interrupted.clear();
+        }
+    }
+}
+
+/// The drains of a GPU that were given up.
+#[derive(Debug, Default)]
+pub(crate) struct DeferredDrains {
+    in_a_row: u32,
+    retry_at: Time,
+}
+
+impl DeferredDrains {
+    /// How many were given up, one after the other.
+    pub(crate) fn in_a_row(&self) -> u32 {
+        self.in_a_row
+    }
+
+    /// When the next drain may be tried; the past if at once.
+    pub(crate) fn retry_at(&self) -> Time {
+        self.retry_at
+    }
+
+    /// Whether no client is asked for the lock yet, since a drain was given up a moment ago.
+    pub(crate) fn holds_back(&self, now: Time) -> bool {
+        self.retry_at > now
+    }
+
+    /// Whether a drain was given up and none has succeeded since.
+    pub(crate) fn is_pending(&self, now: Time) -> bool {
+        self.in_a_row > 0 || self.holds_back(now)
+    }
+
+    /// A drain is given up.
+    pub(crate) fn record(&mut self, retry_at: Time) {
+        self.in_a_row += 1;
+        self.retry_at = retry_at;
+    }
+
+    /// A drain succeeds: the count begins anew.
+    pub(crate) fn forget_count(&mut self) {
+        self.in_a_row = 0;
+    }
+
+    /// Nothing keeps the next drain waiting any more.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
