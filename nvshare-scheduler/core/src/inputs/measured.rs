@@ -12,7 +12,7 @@ use crate::state::client::{Client, ClientId, Phase};
 use crate::state::gpu::{Size, Source};
 use crate::steps::books::Books;
 
-/// A process counts as having nothing on a GPU after so many looks of NVML in a row that do not show it.
+/// A process counts as having nothing on a GPU after this many looks of NVML in a row that do not show it.
 const LOOKS_WITHOUT_A_SIGN: u32 = 2;
 
 impl Books {

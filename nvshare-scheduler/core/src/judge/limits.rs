@@ -11,7 +11,7 @@ use crate::state::client::{Client, ClientId};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 
-/// When a client that holds a GPU has to leave because of its limit, or a pause; none: it may stay.
+/// When a client that holds a GPU has to leave because of its limit or a pause, or `None` if it may stay.
 pub(crate) fn leaves_at(gpu: &Gpu, client: &Client) -> Option<Time> {
     let runs = client.phase().is_running_or_draining();
     let pace = if runs { gpu.shares.ends_at(client.job, expected_drain(client, gpu.uuid)) } else { None };
@@ -19,7 +19,7 @@ pub(crate) fn leaves_at(gpu: &Gpu, client: &Client) -> Option<Time> {
 }
 
 impl State {
-    /// When compute limits let all of a unit run on all of its GPUs; none: at once.
+    /// When compute limits let all of a unit run on all of its GPUs, or `None` if at once.
     pub(crate) fn paced_until(&self, unit: &Unit) -> Option<Time> {
         let begin = |client: &Client, uuid: &GpuUuid| {
             self.gpu(*uuid)?.shares.begins_at(client.job, expected_drain(client, *uuid))

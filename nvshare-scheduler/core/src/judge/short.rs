@@ -12,7 +12,7 @@ use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::rule::Rule;
 
-/// Short work waits for so many times as long, at most, as between visits that cost no more than they may. Being more than 1, it
+/// Short work waits at most this many times as long as between visits that cost no more than they may. Being more than 1, it
 /// leaves something for the hand-overs of long work.
 const LONGER_THAN_EVERY: f64 = 1.2;
 
@@ -46,7 +46,7 @@ impl LongWork {
         self.is_short |= client.is_interactive();
     }
 
-    /// When they give way to short work; none: in its turn, and where nobody has said what switching may cost.
+    /// When they give way to short work. `None`: in its turn, and where nobody has said what switching may cost.
     pub(crate) fn gives_way_at(&self, state: &State, gpu: &Gpu, unit: &Unit, cost: Duration) -> Option<Time> {
         let Rule::Auto(target) = gpu.rule else { return None };
         if !self.runs || self.is_short || !is_short(state, unit) {
@@ -60,7 +60,7 @@ impl LongWork {
         let often = client.rhythm.last_sleep() < every;
         let delay = if often { gpu.budget.delays(target.overhead_ppm, every) } else { Duration::ZERO };
         let delayed = client.waiting_since.saturating_add(delay);
-        // A turn of long work that ends puts the whole cost of its hand-over on the next visit: so much longer, and no more.
+        // A turn of long work that ends puts the whole cost of its hand-over on the next visit: it waits that much longer, and no more.
         let latest = client.waiting_since.saturating_add(every.mul_f64(LONGER_THAN_EVERY));
         ahead::earliest(&Asks {
             allowed_at: gpu.budget.allows_at(target.overhead_ppm).max(delayed).min(latest),

@@ -57,7 +57,7 @@ impl Outlook {
 pub(crate) struct Departure {
     /// Those who would have to leave each contested GPU.
     pub(crate) splits: Vec<Split>,
-    /// When their turns are over; none: that is unknown.
+    /// When their turns are over, or `None` while that is unknown.
     pub(crate) end: Option<End>,
 }
 

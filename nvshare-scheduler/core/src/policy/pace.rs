@@ -72,7 +72,7 @@ impl Pace {
     }
 
     /// When a job that holds the GPU has to leave so that its drain, if it takes as long as expected, ends with its credit;
-    /// none: never. Half of a spell it has in any case.
+    /// `None` if never. Half of a spell it has in any case.
     #[must_use]
     pub(crate) fn ends_at(&self, drain: Duration) -> Option<Duration> {
         let rate = 100 - self.percent;

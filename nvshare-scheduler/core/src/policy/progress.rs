@@ -60,7 +60,7 @@ const ROUND: Duration = Duration::from_secs(1);
 /// The longest time for which work in flight delays the end of a slice, mostly.
 const DRAIN: Duration = Duration::from_millis(25);
 
-/// How long each of so many jobs has its turn. The first round is short, as it may cost much, and speaks against turns alone: what a few
+/// How long each of `jobs` has its turn. The first round is short, as it may cost much, and speaks against turns alone: what a few
 /// milliseconds of launches show is too little to speak for them.
 #[must_use]
 pub(crate) fn slice(jobs: usize, first: bool) -> Duration {
@@ -71,7 +71,7 @@ pub(crate) fn slice(jobs: usize, first: bool) -> Duration {
     (ROUND / jobs).clamp(slices::LONGEST, SLICE)
 }
 
-/// The progress of a set, of the rate side by side and the rate alone of each job; none if that says nothing.
+/// The progress of a set, of the rate side by side and the rate alone of each job, or `None` if that says nothing.
 #[must_use]
 pub(crate) fn progress(rates: impl Iterator<Item = (f64, f64)>) -> Option<f64> {
     let parts: Vec<f64> = rates.map(|(beside, alone)| beside / alone).collect();
@@ -130,7 +130,7 @@ pub(crate) fn loss(sum: f64, took: Duration) -> Duration {
     took.mul_f64((1.0 - 1.0 / sum.max(1.0)).clamp(0.0, 1.0))
 }
 
-/// The most that the first round of so many jobs may lose: while one works, the others wait.
+/// The most that the first round of `jobs` may lose: while one works, the others wait.
 #[must_use]
 pub(crate) fn first_round_costs(jobs: usize) -> Duration {
     let others = u32::try_from(jobs.saturating_sub(1)).unwrap_or(u32::MAX);

@@ -62,7 +62,7 @@ impl Rhythm {
         self.spells.len() >= KNOWN && short && worked <= slept
     }
 
-    /// When the client fell asleep; none: it has not, or runs or asks for the lock.
+    /// When the client fell asleep, or `None` if it has not, runs, or asks for the lock.
     #[must_use]
     pub(crate) fn asleep_since(&self) -> Option<Duration> {
         self.asleep_since

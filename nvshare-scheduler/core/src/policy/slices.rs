@@ -9,9 +9,9 @@ use std::time::Duration;
 pub(crate) const SHORTEST: Duration = Duration::from_millis(50);
 /// Longest slice.
 pub(crate) const LONGEST: Duration = Duration::from_millis(100);
-/// A slice is so many times as long as a hand-over, within the bounds.
+/// A slice is this many times as long as a hand-over, within the bounds.
 const TIMES_THE_COST: u32 = 100;
-/// However heavy a job is, others wait for at most so many of its slices or quanta.
+/// However heavy a job is, others wait for at most this many of its slices or quanta.
 pub(crate) const MOST: u32 = 64;
 
 /// Whether jobs that want a GPU take turns on it, whether they fit or not. `jobs`: how many there are; `weights`: how many
@@ -39,7 +39,7 @@ pub(crate) fn most_quanta(ratio: u32, usual: u32) -> u32 {
     usual.max(ratio.saturating_add(1))
 }
 
-/// How much longer than so many quanta that turn lasts at most, where a turn of the waiter counts for `each` more than a quantum. It
+/// How much longer than its quanta that turn lasts at most, where a turn of the waiter counts for `each` more than a quantum. It
 /// stays within [`MOST`] quanta.
 #[must_use]
 pub(crate) fn beyond(ratio: u32, quantum: Duration, each: Duration) -> Duration {

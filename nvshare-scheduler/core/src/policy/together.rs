@@ -3,7 +3,7 @@
 //! Programs hurt each other through memory: once their sum exceeds the card, page faults move it. Below that, the driver's
 //! own time slicing shares the GPU, and taking turns would only leave it idle in the gaps of each program.
 
-/// Whether so many clients, with this demand together, fit a GPU beside what cannot be moved; all in bytes.
+/// Whether `count` clients, with this demand together, fit a GPU beside what cannot be moved; all in bytes.
 ///
 /// In exclusive mode no two clients share a GPU, whether they fit or not.
 #[must_use]

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 /// An idle holder keeps its memory for this many times the cost of a hand-over.
 pub(crate) const IDLE_FACTOR: u32 = 2;
-/// When a holder is behind the waiter, a turn lasts at most so many quanta and the longest drain.
+/// When a holder is behind the waiter, a turn lasts at most this many quanta and the longest drain.
 pub(crate) const MOST_QUANTA: u32 = 2;
 
 /// A turn on one GPU, seen by a waiter.
 #[derive(Debug, Clone)]
 pub(crate) struct Turn {
-    /// When the turn's first client ran; none: no client has run yet.
+    /// When the turn's first client ran, or `None` if no client has run yet.
     pub(crate) started: Option<Duration>,
     /// How long the turn lasts if somebody waits.
     pub(crate) quantum: Duration,
@@ -28,7 +28,7 @@ pub(crate) struct Turn {
     pub(crate) most_quanta: u32,
     /// When the clients that would have to leave have had as much as the waiter, if they go on.
     pub(crate) even_at: Duration,
-    /// How much longer than so many quanta the turn lasts at most: the longest drain of late, or what the waiter's own turn counts for
+    /// How much longer than these quanta the turn lasts at most: the longest recent drain, or what the waiter's own turn counts for
     /// beyond a quantum, as many times as the holder is heavier.
     pub(crate) beyond: Duration,
     /// Clients that run are not asked to leave before this time, because a drain was deferred.

@@ -156,7 +156,7 @@ impl Account {
         account
     }
 
-    /// The time of a hand-over for which `to_move` bytes have to leave; none: there was none yet. `apart`: how long these bytes
+    /// The time of a hand-over for which `to_move` bytes have to leave, or `None` if there was none yet. `apart`: how long these bytes
     /// take out, and then as many in. A small hand-over may have taken long for another reason.
     pub(crate) fn cost_of_moving(&self, to_move: u64, apart: Duration) -> Option<Duration> {
         let mean = self.cost.gap.mean()?;

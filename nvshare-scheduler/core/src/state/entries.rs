@@ -40,8 +40,8 @@ impl State {
         Some(changed)
     }
 
-    /// Changes a client's account on one GPU. Returns what the change does, and the account before and after it; none: the
-    /// client is gone, or does not use the GPU.
+    /// Changes a client's account on one GPU. Returns what the change returns, and the account before and after it, or `None`
+    /// if the client is gone or does not use the GPU.
     pub(crate) fn change_account<T>(
         &mut self,
         agenda: &mut Agenda,
@@ -65,7 +65,7 @@ impl State {
     }
 
     /// Corrects a client's account by what was measured. Nothing has happened to the client: its time is not counted. Returns
-    /// what the correction does; none: the client is gone, or does not use the GPU.
+    /// what the correction returns, or `None` if the client is gone or does not use the GPU.
     pub(crate) fn correct_account<T>(
         &mut self,
         agenda: &mut Agenda,

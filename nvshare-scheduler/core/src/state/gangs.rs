@@ -54,7 +54,7 @@ pub(crate) enum Muster {
     Complete,
     /// Some have not come, or have gone.
     Waits,
-    /// It has waited long enough: from now on it goes on with so many of so many members.
+    /// It has waited long enough: from now on it goes on with `there` of its `size` members.
     GoesOn { there: usize, size: usize },
 }
 

@@ -78,7 +78,7 @@ pub(crate) struct Gpu {
     pub(crate) released: BTreeSet<ClientId>,
     /// When the lock was last given back.
     pub(crate) freed_at: Option<Time>,
-    /// The longest drain of late.
+    /// The longest recent drain.
     pub(crate) longest_drain: Duration,
     /// How fast memory moves, as the scheduler timed it.
     pub(crate) rates: Rates,

@@ -76,7 +76,7 @@ pub(crate) struct Entry {
     pub(crate) place: Place,
     /// The virtual time of the place counts from the GPU's clock: the client uses several GPUs, or waits with a gang.
     pub(crate) floats: bool,
-    /// Bytes that the GPU has, as the client says; none: a process that has left.
+    /// Bytes that the GPU has, as the client says, or `None` for a process that has left.
     pub(crate) total: Option<u64>,
     /// The first time at which something about the client is overdue.
     pub(crate) due: Option<Time>,
@@ -431,7 +431,7 @@ impl Ledger {
         self.in_turn > 0
     }
 
-    /// The largest size of the GPU that a client states, and whether all state the same; none: there are no clients.
+    /// The largest size of the GPU that a client states, and whether all state the same, or `None` if there are no clients.
     pub(crate) fn stated_size(&self) -> Option<(u64, bool)> {
         self.totals.keys().next_back().map(|&most| (most, self.totals.len() == 1))
     }

@@ -80,7 +80,7 @@ impl State {
         self.now >= self.settled_at
     }
 
-    /// A client; none: it is gone, or never came.
+    /// A client, or `None` if it is gone or never came.
     pub(crate) fn client(&self, id: ClientId) -> Option<&Client> {
         self.clients.get(&id)
     }
@@ -93,7 +93,7 @@ impl State {
         self.clients.keys().copied().collect()
     }
 
-    /// A GPU; none: no client uses it, and NVML has not measured it.
+    /// A GPU, or `None` if no client uses it and NVML has not measured it.
     pub(crate) fn gpu(&self, uuid: GpuUuid) -> Option<&Gpu> {
         self.gpus.get(&uuid)
     }
@@ -212,7 +212,7 @@ impl State {
         self.gpus.retain(|_, gpu| gpu.ledger.entries().next().is_some());
     }
 
-    /// Notes what a client says of itself, or what was said of it. Returns what the note does; none: the client is gone.
+    /// Changes what is noted of a client. Returns what the change returns, or `None` if the client is gone.
     pub(crate) fn change_notes<T>(&mut self, id: ClientId, note: impl FnOnce(&mut Notes) -> T) -> Option<T> {
         self.clients.get_mut(&id).map(|client| note(&mut client.notes))
     }

@@ -121,7 +121,7 @@ impl Shares {
         &self.paced
     }
 
-    /// When a process of a job whose limit is enforced may hold the GPU, if its drain takes this long; none: at once, beside
+    /// When a process of a job whose limit is enforced may hold the GPU, if its drain takes this long, or `None` if at once: beside
     /// others of the job, whose spell goes on.
     pub(crate) fn begins_at(&self, job: Job, drain: Duration) -> Option<Time> {
         let (share, pace) = self.pace(job)?;
@@ -130,7 +130,7 @@ impl Shares {
         (!goes_on).then(|| pace.begins_at())
     }
 
-    /// When a job whose limit is enforced has to leave, if its drain takes this long; none if it does not run. Restoring does
+    /// When a job whose limit is enforced has to leave, if its drain takes this long, or `None` if it does not run. Restoring does
     /// not count against the limit.
     pub(crate) fn ends_at(&self, job: Job, drain: Duration) -> Option<Time> {
         let (share, pace) = self.pace(job)?;

@@ -64,7 +64,7 @@ impl JobTerms {
         self.memory_on.get(&gpu).copied().or(self.memory)
     }
 
-    /// The limit to tell a process that says that its own is `own`; none: that one is in force. `before` is what its seat set
+    /// The limit to tell a process that says that its own is `own`, or `None` if that one is in force. `before` is what its seat set
     /// until now: that is no wish of the process. 0: no limit.
     fn limit_to_tell(&self, gpu: GpuUuid, own: u64, before: u64) -> Option<u64> {
         if let Some(bytes) = self.memory(gpu) {

@@ -148,7 +148,7 @@ impl Books {
         if deficit <= free {
             return true;
         }
-        // If so much cannot be evicted, other clients were promised the room, or are about to give it back.
+        // If that much cannot be evicted, other clients were promised the room, or are about to give it back.
         let lacking: Vec<ClientId> = next.iter().copied().filter(|&id| gpu.deficit(id) > 0).collect();
         let missing = (deficit - free).saturating_add(state.overfull(gpu, id));
         let leaves = self.order_evictions(uuid, missing, Some(&lacking));
@@ -215,7 +215,7 @@ impl Books {
         self.send_grant(id, until, room, begins);
     }
 
-    /// Sends a client the lock with so much room; the client should run by `until`.
+    /// Sends a client the lock with this room; the client should run by `until`.
     pub(crate) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Amount>, begins: bool) {
         let (epoch, since) = (self.new_epoch(), self.state().now());
         self.change_client(id, |client| client.grant(epoch, since, until, begins));

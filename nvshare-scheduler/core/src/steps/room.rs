@@ -121,7 +121,7 @@ impl Books {
         }
     }
 
-    /// Orders evictions of so many bytes, less what is ordered already: see [`State::evictions`](crate::state::State::evictions).
+    /// Orders evictions of `needed` bytes, less what is ordered already: see [`State::evictions`](crate::state::State::evictions).
     /// Returns whether they suffice, or an earlier order is still unanswered.
     pub(crate) fn order_evictions(
         &mut self,

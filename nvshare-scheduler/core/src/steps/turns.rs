@@ -26,8 +26,8 @@ enum Claim {
 }
 
 impl Round<'_> {
-    /// Judges the waiters of a GPU in their order, and makes next: those that fit beside the others and delay nobody ahead of them, at once; the first that does
-    /// not fit, when the turn is over.
+    /// Judges the waiters of a GPU in their order. Those that fit beside the others and delay nobody ahead of them become next at once,
+    /// the first that does not fit when the turn is over.
     pub(crate) fn judge_waiters(&mut self, uuid: GpuUuid) {
         self.books.change_gpu(uuid, |gpu| gpu.contested = false);
         let mut head: Option<Head> = None;

@@ -43,7 +43,7 @@ const SHORTENS: Duration = Duration::from_secs(10);
 const ROUND_DELAYS: Duration = Duration::from_secs(2);
 /// So many more sleeps of jobs than [`ROUNDS_A_SLEEP`] forgives end turns.
 const MOST_SLEEPS: u32 = 3 * ROUNDS_A_SLEEP;
-/// A sleep is forgotten after so many rounds.
+/// A sleep is forgotten after this many rounds.
 const ROUNDS_A_SLEEP: u32 = 8;
 
 const DID_NOTHING: &str = "a job did nothing in its turn";

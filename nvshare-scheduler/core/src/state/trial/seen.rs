@@ -52,7 +52,7 @@ pub(crate) struct Todo {
 /// What the core sees of a GPU.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sight<'a> {
-    /// The clients that hold the GPU or wait for it, and their jobs; none if they are not to be measured now.
+    /// The clients that hold the GPU or wait for it, and their jobs, or `None` if they are not to be measured now.
     pub(crate) set: Option<&'a BTreeMap<ClientId, Job>>,
     /// Nobody holds the GPU.
     pub(crate) is_free: bool,
