@@ -74,7 +74,7 @@ impl HandOverCosts {
 /// How long hand-overs take that move memory, by the bytes that have to leave for them.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct MoveCost {
-    /// Means, in seconds and bytes. The samples count as in [`Timed`].
+    /// Means, in seconds and bytes. The samples count as in [`RecentMean`].
     took: f64,
     bytes: f64,
 }
