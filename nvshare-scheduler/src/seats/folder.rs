@@ -4,26 +4,63 @@ use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use nvshare_proto::paths::{SEAT_LIMITS, SEAT_SOCKET};
 use nvshare_proto::{Given, SeatName, env};
 
 use super::record::{enforcement_name, priority_name};
-use crate::sockets::{Bound, Error, bind_from};
+use crate::lock::lock;
+use crate::sockets::{Bound, Error, Guard, bind_from, guard};
 
-/// The folder of all seats' folders.
+/// The folder of all seats' folders. One scheduler has it at a time, and no other changes anything in it.
 #[derive(Debug)]
-pub(super) struct Root(pub(super) PathBuf);
+pub(super) struct Root {
+    path: PathBuf,
+    guard: Mutex<Option<Guard>>,
+}
 
 impl Root {
+    /// The folder at this path, which need not be there.
+    pub(super) fn at(path: PathBuf) -> Self {
+        Self { path, guard: Mutex::default() }
+    }
+
+    /// The folder's path.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The folder of a seat.
     pub(super) fn folder(&self, name: SeatName) -> PathBuf {
-        self.0.join(name.to_string())
+        self.path.join(name.to_string())
     }
 
     /// Files are made here and moved to their places: a container that may change its seat's folder could put links there.
     fn workshop(&self) -> PathBuf {
-        self.0.join(".new")
+        self.path.join(".new")
+    }
+
+    /// Makes the folder, if it is not there, and takes it, unless this scheduler has it already.
+    ///
+    /// # Errors
+    /// Another scheduler has it, or the system refuses.
+    pub(super) fn take(&self) -> Result<(), Error> {
+        let mut taken = lock(&self.guard);
+        if !taken.as_ref().is_some_and(Guard::is_there) {
+            // Nobody but the owner passes here: who reaches a seat's socket is its tenant.
+            make_folder(&self.path, 0o700)?;
+            *taken = Some(guard(&self.path, &self.path)?);
+        }
+        Ok(())
+    }
+
+    /// Takes the folder, if it is there: one that is not is nobody's.
+    ///
+    /// # Errors
+    /// As for [`Root::take`].
+    pub(super) fn take_if_there(&self) -> Result<(), Error> {
+        if self.path.exists() { self.take() } else { Ok(()) }
     }
 
     /// Makes a seat's folder, if it is not there, and what is in it. A folder that was made goes again if that fails; one that was
@@ -33,8 +70,7 @@ impl Root {
     /// The system refuses, or another scheduler serves the socket.
     pub(super) fn make(&self, name: SeatName, given: &Given) -> Result<Bound, Error> {
         let folder = self.folder(name);
-        // Nobody but the owner passes here: who reaches a seat's socket is its tenant.
-        make_folder(&self.0, 0o700)?;
+        self.take()?;
         make_folder(&self.workshop(), 0o700)?;
         let is_new = make_folder(&folder, 0o755)?;
         // Who finds the socket finds the limits as well.
@@ -50,8 +86,9 @@ impl Root {
     /// Writes a seat's limits, as variables of its programs.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses, or another scheduler has the folder.
     pub(super) fn write_limits(&self, name: SeatName, given: &Given) -> Result<(), Error> {
+        self.take()?;
         let path = self.folder(name).join(SEAT_LIMITS);
         let new = self.workshop().join(SEAT_LIMITS);
         let written = (|| -> io::Result<()> {
@@ -75,8 +112,9 @@ impl Root {
     /// Removes a seat's folder, if there is one.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses, or another scheduler has the folder.
     pub(super) fn remove(&self, name: SeatName) -> Result<(), String> {
+        self.take_if_there().map_err(|error| error.to_string())?;
         let folder = self.folder(name);
         match fs::remove_dir_all(&folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -137,18 +175,44 @@ mod tests {
     async fn a_folder_that_was_there_is_nobody_elses_and_stays() {
         let dir = std::env::temp_dir().join(format!("nvshare-folder-there-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
-        let (root, name) = (Root(dir.join("seats")), "00000000000000ab".parse().unwrap());
+        let (root, name) = (Root::at(dir.join("seats")), "00000000000000ab".parse().unwrap());
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         // As the kubelet makes the folder of a volume.
-        fs::create_dir_all(&root.0).unwrap();
-        fs::set_permissions(&root.0, Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir_all(&root.path).unwrap();
+        fs::set_permissions(&root.path, Permissions::from_mode(0o755)).unwrap();
         let socket = root.folder(name).join(SEAT_SOCKET);
         fs::create_dir_all(&socket).unwrap();
         assert!(matches!(root.make(name, &Given::default()), Err(Error::InTheWay { .. })));
         assert!(socket.exists(), "a container may have it mounted");
         fs::remove_dir(&socket).unwrap();
         let _bound = root.make(name, &Given::default()).unwrap();
-        assert_eq!((mode(&root.0), mode(&root.folder(name))), (0o700, 0o755));
+        assert_eq!((mode(&root.path), mode(&root.folder(name))), (0o700, 0o755));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[tokio::test]
+    async fn of_two_schedulers_one_has_the_folder_and_the_other_changes_nothing() {
+        let dir = std::env::temp_dir().join(format!("nvshare-folder-two-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        let [first, second] = [(); 2].map(|()| Root::at(dir.join("seats")));
+        let [one, other] = ["00000000000000ac", "00000000000000ad"].map(|name| name.parse().unwrap());
+        let given = |weight| Given { weight: Some(weight), ..Given::default() };
+        let bound = first.make(one, &given(7)).unwrap();
+        // The first one makes a socket anew that somebody removed: nobody else may come between.
+        fs::remove_file(first.folder(one).join(SEAT_SOCKET)).unwrap();
+        for name in [one, other] {
+            assert!(matches!(second.make(name, &given(9)), Err(Error::Taken { .. })));
+            assert!(matches!(second.write_limits(name, &given(9)), Err(Error::Taken { .. })));
+            second.remove(name).unwrap_err();
+        }
+        assert!(first.has_limits(one, &given(7)) && !first.folder(other).exists());
+        // A folder that is made anew may be taken by whoever comes first.
+        fs::remove_dir_all(first.path()).unwrap();
+        let _bound = second.make(other, &given(9)).unwrap();
+        assert!(matches!(first.make(one, &given(7)), Err(Error::Taken { .. })));
+        drop(bound);
+        drop(second);
+        first.make(one, &given(7)).unwrap();
         fs::remove_dir_all(&dir).unwrap();
     }
 
@@ -156,11 +220,12 @@ mod tests {
     async fn what_a_container_puts_into_its_folder_harms_nobody_else() {
         let dir = std::env::temp_dir().join(format!("nvshare-folder-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
-        let (root, name) = (Root(dir.join("seats")), "00000000000000aa".parse().unwrap());
+        let (root, name) = (Root::at(dir.join("seats")), "00000000000000aa".parse().unwrap());
         let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777;
         let bound = root.make(name, &Given::default()).unwrap();
         let [socket, limits] = [SEAT_SOCKET, SEAT_LIMITS].map(|file| root.folder(name).join(file));
-        let modes = [&root.0, &root.workshop(), &root.folder(name), &socket, &limits].map(|path| mode(path));
+        let modes =
+            [&root.path, &root.workshop(), &root.folder(name), &socket, &limits].map(|path| mode(path));
         assert_eq!(modes, [0o700, 0o700, 0o755, 0o666, 0o444]);
         assert_eq!(fs::read_dir(root.workshop()).unwrap().count(), 0, "nothing is left behind");
         let secret = dir.join("secret");

@@ -146,7 +146,7 @@ impl Opened {
         // A connection waits in the kernel until the server takes it.
         let (arrivals, received) = mpsc::channel(1);
         let seats = Seats(Arc::new(All {
-            root: Root(root),
+            root: Root::at(root),
             records: Records::beside(state),
             most: descriptors::most_seats(),
             arrivals,
@@ -170,7 +170,7 @@ impl Opened {
         }
         let served = lock(&seats.0.places).values().filter(|place| place.serves.is_some()).count();
         if served > 0 {
-            info!("seats: {served}, in {}", seats.0.root.0.display());
+            info!("seats: {served}, in {}", seats.0.root.path().display());
         }
         (Self { seats, arrivals: received }, warnings)
     }
@@ -184,6 +184,8 @@ impl Seats {
     pub(crate) fn make(&self, seat: Seat) -> Result<String, String> {
         check(&seat)?;
         let _one = lock(&self.0.changes);
+        // Another scheduler may have the same records, too.
+        self.0.root.take_if_there().map_err(|error| error.to_string())?;
         let name = seat.name();
         let (before, count) = {
             let places = lock(&self.0.places);
@@ -278,6 +280,7 @@ impl Seats {
             if place.inside > 0 {
                 return Err(format!("seat {name} is in use: processes or connections: {}", place.inside));
             }
+            self.0.root.take_if_there().map_err(|error| error.to_string())?;
             places.remove(&name);
         }
         self.0.records.forget(name).map_err(|error| format!("a restart brings seat {name} back: {error}"))?;
@@ -445,6 +448,7 @@ mod tests {
         // What is recorded, and in whose place something else is, is tried again.
         let socket = folder.join("seats").join(seat(2).name().to_string()).join("scheduler.sock");
         lock(&seats.0.places).clear();
+        drop(seats);
         tokio::task::yield_now().await;
         let _ = std::fs::remove_file(&socket);
         std::fs::create_dir(&socket).unwrap();

@@ -93,14 +93,14 @@ pub struct Sockets {
 
 /// A file that is locked for as long as this scheduler lives; the kernel releases the lock in any case.
 #[derive(Debug)]
-struct Guard {
+pub(crate) struct Guard {
     path: PathBuf,
     locked: File,
 }
 
 impl Guard {
     /// Whether other schedulers still find the locked file.
-    fn is_there(&self) -> bool {
+    pub(crate) fn is_there(&self) -> bool {
         let locked = self.locked.metadata().map(|locked| (locked.dev(), locked.ino()));
         matches!((file_at(&self.path), locked), (Ok(found), Ok(locked)) if found == locked)
     }
@@ -121,7 +121,7 @@ impl Sockets {
     /// # Errors
     /// Another scheduler serves a path, another file is there, or the system refuses.
     pub fn bind(clients: &Path, admin: &Path) -> Result<Self, Error> {
-        let guard = guard(admin)?;
+        let guard = guard(&prepare(admin, 0o700)?, admin)?;
         prepare(clients, 0o755)?;
         Ok(Self { clients: bind(clients, 0o666)?, admin: bind(admin, 0o600)?, guard })
     }
@@ -134,7 +134,7 @@ impl Sockets {
     pub fn look_after(&mut self) -> Result<bool, Error> {
         let mut made = false;
         if !self.guard.is_there() {
-            self.guard = guard(&self.admin.path)?;
+            self.guard = guard(&prepare(&self.admin.path, 0o700)?, &self.admin.path)?;
             made = true;
         }
         for (socket, folder) in [(&mut self.clients, 0o755), (&mut self.admin, 0o700)] {
@@ -268,11 +268,13 @@ fn peer_pid(stream: StdStream) -> Option<i32> {
     UnixStream::from_std(stream).ok()?.peer_cred().ok()?.pid()
 }
 
-/// Locks the file beside the administrators' socket that names the scheduler's process: of two schedulers that start
-/// at the same moment, one gets it. Only the owner can open the file, so no other user can keep a scheduler from
-/// starting.
-fn guard(socket: &Path) -> Result<Guard, Error> {
-    let path = prepare(socket, 0o700)?.join("nvshare-scheduler.lock");
+/// Locks the file in a folder that names the scheduler's process: of two schedulers that start at the same moment, one gets it. Only the
+/// owner can open the file, so no other user can keep a scheduler from starting.
+///
+/// # Errors
+/// Another scheduler serves `guarded`, or the system refuses.
+pub(crate) fn guard(folder: &Path, guarded: &Path) -> Result<Guard, Error> {
+    let path = folder.join("nvshare-scheduler.lock");
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     for _ in 0..MOST_ATTEMPTS {
@@ -282,7 +284,7 @@ fn guard(socket: &Path) -> Result<Guard, Error> {
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
                 let _ = file.read_to_string(&mut pid);
-                return Err(Error::Taken { path: socket.to_owned(), pid: pid.trim().to_owned() });
+                return Err(Error::Taken { path: guarded.to_owned(), pid: pid.trim().to_owned() });
             }
             Err(TryLockError::Error(error)) => return Err(at(&path)(error)),
         }

@@ -5,6 +5,6 @@ mod files;
 pub(crate) mod frames;
 mod pace;
 
-pub(crate) use files::{Bound, bind_from};
+pub(crate) use files::{Bound, Guard, bind_from, guard};
 pub use files::{Error, Sockets, is_root, random};
 pub(crate) use pace::Pace;
