@@ -144,6 +144,12 @@ impl Core {
         self.apply(now, |books| books.bound_tenant(tenant, bounds));
     }
 
+    /// Tells a client its limits once more: `before`, in bytes, is what its seat had set before and the client may have read, so that is no
+    /// wish of its own. 0: no limit.
+    pub fn replace_limits(&mut self, client: ClientId, before: u64, now: Time) {
+        self.apply(now, |books| books.tell_limits(client, before));
+    }
+
     /// Asks every client for its counters, unless it still has to answer.
     pub fn ask_counters(&mut self) -> Vec<ClientId> {
         self.books.ask_counters()

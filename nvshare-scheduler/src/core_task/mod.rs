@@ -257,7 +257,14 @@ impl CoreTask {
             seats::keep_own_wishes(&mut register.asked, &self.seats.given(name));
             self.bound(name, now);
         }
+        let before = seat.and_then(|name| self.seats.given_before(name));
+        if let Some(before) = &before {
+            seats::keep_own_wishes(&mut register.asked, before);
+        }
         self.core.handle(Event::Registered { client, identity, register }, now);
+        if let Some(before) = before {
+            self.core.replace_limits(client, before.memory.unwrap_or(0), now);
+        }
         self.look_at_new_gpus();
     }
 

@@ -29,6 +29,8 @@ use record::{Record, Records};
 const CONNECTIONS: Rate = Rate { burst: 512, each_second: 512 };
 /// How often the scheduler looks whether all that belongs to seats is there.
 const LOOK_AFTER_EVERY: Duration = Duration::from_secs(1);
+/// A process that registers so long after its seat's limits have changed may have read the earlier ones.
+const READ_BEFORE: Duration = Duration::from_secs(10);
 /// Longest part of a holder's name: names in Kubernetes are at most so long.
 const LONGEST_NAME: usize = 253;
 /// Tried again every few milliseconds.
@@ -66,10 +68,18 @@ struct All {
 #[derive(Debug)]
 struct Place {
     record: Record,
+    /// The limits before the last change, and when that was.
+    before: Option<(Given, Instant)>,
     /// Connections, and processes that have left and live on.
     inside: usize,
     /// None: it could not be bound, which is tried again.
     serves: Option<Serves>,
+}
+
+impl Place {
+    fn of(record: Record) -> Self {
+        Self { record, before: None, inside: 0, serves: None }
+    }
 }
 
 /// A seat's socket, and the task that accepts its connections.
@@ -157,7 +167,7 @@ impl Opened {
         let (count, most) = (records.len(), seats.0.most);
         for record in records.into_iter().take(most) {
             let name = record.seat.name();
-            lock(&seats.0.places).insert(name, Place { record, inside: 0, serves: None });
+            lock(&seats.0.places).insert(name, Place::of(record));
             if let Err(error) = seats.serve(name) {
                 warnings.push(format!("seat {name} cannot be served: {error}; it is tried again"));
             }
@@ -218,12 +228,13 @@ impl Seats {
         let made = match &before {
             Some(_) => {
                 if let Some(place) = lock(&self.0.places).get_mut(&name) {
+                    place.before = Some((place.record.seat.given, Instant::now()));
                     place.record = record;
                 }
                 self.repair(name)
             }
             None => {
-                lock(&self.0.places).insert(name, Place { record, inside: 0, serves: None });
+                lock(&self.0.places).insert(name, Place::of(record));
                 self.serve(name)
             }
         };
@@ -291,6 +302,12 @@ impl Seats {
     /// What a seat sets; nothing, if there is no such seat.
     pub(crate) fn given(&self, name: SeatName) -> Given {
         lock(&self.0.places).get(&name).map(|place| place.record.seat.given).unwrap_or_default()
+    }
+
+    /// What a seat set until a moment ago, if that was something else: a process that registers now may have read it.
+    pub(crate) fn given_before(&self, name: SeatName) -> Option<Given> {
+        let (before, changed) = lock(&self.0.places).get(&name)?.before?;
+        (changed.elapsed() < READ_BEFORE).then_some(before)
     }
 
     /// The pod and the container that have a seat, or else the seat, in words.

@@ -6,11 +6,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::time::Duration;
 
 use nvshare_harness::{Program, Running, Scheduler, World, patience, wait_until};
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, Given, GpuUuid, Holder, Register, Reply, Request, Seat,
-    SeatName, SeatStatus, Slot, Usage, codec,
+    AdminReply, AdminRequest, Asked, ClientMessage, ComputeLimit, Given, GpuUuid, Holder, Register, Reply,
+    Request, SchedulerMessage, Seat, SeatName, SeatStatus, Slot, Usage, codec,
 };
 
 const CARDS: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_GPUS", "2")];
@@ -371,6 +372,49 @@ fn a_client_that_returns_after_its_seat_has_changed_has_the_new_limits() {
         has(&frugal, 256 * MIB, at_rest.1, None);
     }
     world.stop_intact([job, frugal]);
+}
+
+#[test]
+fn a_client_that_registers_while_its_seat_changes_has_the_new_limits() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let _scheduler = places.start(&world);
+    let old = Given { weight: Some(50), compute: Some(40), ..memory(512 * MIB) };
+    let name = make(&world, &seat(0, 0, old));
+    make(&world, &seat(0, 0, Given { weight: Some(70), compute: Some(60), ..memory(768 * MIB) }));
+    // Both read the file before the change. The second one asks for less than the seat had.
+    let register = |weight, percent, limit| {
+        let usage = Usage { gpu: card(0), total: 1024 * MIB, limit, allocated: 0, absent: 0, immovable: 0 };
+        let compute = vec![ComputeLimit { gpu: card(0), percent }];
+        let asked = Asked { weight: Some(weight), compute, ..Asked::default() };
+        let register = Register { usage: vec![usage], asked, ..Register::newcomer(1, "late") };
+        let mut stream = UnixStream::connect(places.socket(name)).expect("it serves");
+        stream.write_all(&codec::encode(&Request::Register(register)).expect("a frame")).expect("sent");
+        stream
+    };
+    let told = |stream: &mut UnixStream| {
+        stream.set_read_timeout(Some(Duration::from_secs(2))).expect("a time");
+        let (mut bytes, mut chunk, mut limits) = (Vec::new(), [0; 8192], Vec::new());
+        while let Ok(read @ 1..) = stream.read(&mut chunk) {
+            bytes.extend_from_slice(&chunk[..read]);
+            while let Some((used, reply)) = codec::decode::<Reply>(&bytes).expect("a frame") {
+                bytes.drain(..used);
+                if let Reply::Client(SchedulerMessage::Limit(limit)) = reply {
+                    limits.push(limit.bytes);
+                }
+            }
+        }
+        limits
+    };
+    let shares = || {
+        let status = Scheduler::status(&world);
+        let share = &status.clients.last().expect("a client").share;
+        (share.weight, share.compute.first().map(|limit| limit.percent))
+    };
+    let mut stream = register(50, 40, 512 * MIB);
+    assert_eq!((told(&mut stream), shares()), (vec![768 * MIB], (70, Some(60))));
+    let mut frugal = register(30, 20, 256 * MIB);
+    assert_eq!((told(&mut frugal), shares()), (vec![], (30, Some(20))));
 }
 
 #[test]
