@@ -94,6 +94,12 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS", default_value = "600", hide = true)]
     pub keep_unused: u64,
 
+    /// So many seconds a scheduler that is replaced, or that starts with the machine, counts as there without an answer. Before version 1.27 a kubelet
+    /// whose pods come and go takes up to 40 s to replace the scheduler's, as it makes five calls a second (`kubeAPIQPS`). Kubernetes learns of
+    /// slots that are not healthy up to 10 s later, and a kubelet fails pods that come meanwhile for ever
+    #[arg(long, value_name = "SECONDS", default_value = "60", hide = true)]
+    pub grace: u64,
+
     /// Folder of specifications of CDI devices that an administrator makes
     #[arg(long, value_name = "DIR", default_value = "/etc/cdi", hide = true)]
     pub etc_cdi: PathBuf,

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nvshare_admin::{Error, Scheduler};
-use nvshare_proto::cdi::KIND;
 use nvshare_proto::{AdminRequest, GpuUuid, Seat, SeatName, Seldom, Slot};
 use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
@@ -25,7 +24,7 @@ use crate::devices::Card;
 use crate::grpc::{self, Answer, Call};
 use crate::nvidia::Found;
 use crate::options::{Options, Strategy};
-use crate::records::Records;
+use crate::records::{Records, Seats};
 use crate::specifications::Specifications;
 use crate::troubles::Troubles;
 use crate::unused::Unused;
@@ -34,6 +33,8 @@ use crate::{allocate, cdi, devices, files, nvidia, preferred};
 /// So long a seat is asked for while no scheduler answers, and how often: the kubelet fails a pod for ever. It starts no other pod meanwhile,
 /// the scheduler's neither, so it must not be long.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_millis(250));
+/// So many seats are made ahead at most before the scheduler is told again which pods have seats.
+const AHEAD: usize = 50;
 
 static NOT_REMOVED: Seldom = Seldom::new(|text| warn!("{text}"));
 
@@ -46,6 +47,8 @@ pub struct Plugin {
     pub cards: Vec<Card>,
     /// The scheduler.
     pub scheduler: Scheduler,
+    /// The seats of single slots, with the limits that are due now.
+    singles: Seats,
     /// Told after each seat that is given out.
     pub allocated: Notify,
     /// Held while the scheduler is told of a seat and the record is made or read: both have the same limits afterwards.
@@ -74,8 +77,12 @@ impl Plugin {
     pub fn open(options: Options, cards: Vec<Card>) -> Result<Self, String> {
         let (records, wrong) = Records::open(&options.state)?;
         wrong.iter().for_each(|line| warn!("{line}"));
+        let given = options.given();
+        let slots = cards.iter().flat_map(|card| devices::slots(card, options.slots));
+        let singles = slots.map(|slot| Seat { slots: vec![slot], given });
         let folders = vec![options.etc_cdi.clone(), options.cdi_dir.clone()];
         let plugin = Self {
+            singles: singles.map(|seat| (seat.name(), seat)).collect(),
             scheduler: Scheduler::at(options.admin_socket()),
             allocated: Notify::new(),
             order: Arc::default(),
@@ -179,6 +186,28 @@ impl Plugin {
         outcome
     }
 
+    /// Makes seats of single slots ahead, a few at each look, so that a slot can be given out at once while the scheduler is replaced. A slot
+    /// that no container has gets the limits that are due now. `given`: those that containers have.
+    pub(crate) async fn prepare(
+        self: &Arc<Self>,
+        given: Option<Arc<checkpoint::Seats>>,
+    ) -> Result<(), Status> {
+        let plugin = Arc::clone(self);
+        let find = move || {
+            let (records, made) = (lock(&plugin.records), lock(&plugin.made));
+            let is_free = |name| given.as_ref().is_none_or(|given| !given.contains_key(name));
+            let is_there = |name, seat| records.seats().get(name) == Some(seat) && made.contains(name);
+            let singles =
+                plugin.singles.iter().filter(|&(name, seat)| is_free(name) && !is_there(name, seat));
+            singles.map(|(_, seat)| seat.clone()).take(AHEAD).collect()
+        };
+        let missing: Vec<Seat> = spawn_blocking(find).await.unwrap_or_default();
+        for seat in missing {
+            self.give(seat).await?;
+        }
+        Ok(())
+    }
+
     /// Removes the seats that no container has had for a while. `held`: those that containers have now.
     pub(crate) async fn retire(self: &Arc<Self>, held: BTreeSet<SeatName>) -> Result<(), Status> {
         let patience = Duration::from_secs(self.options.keep_unused);
@@ -224,13 +253,8 @@ impl Plugin {
 
     /// All seats but the single slots that are offered, whose devices are there ahead. It waits for the disk.
     fn seats_that_may_go(&self) -> Vec<SeatName> {
-        let is_offered = |slots: &[Slot]| {
-            let [slot] = slots else { return false };
-            slot.number < self.options.slots && self.cards.iter().any(|card| card.gpu == slot.gpu)
-        };
         let records = lock(&self.records);
-        let may_go = records.seats().iter().filter(|(_, seat)| !is_offered(&seat.slots));
-        may_go.map(|(&name, _)| name).collect()
+        records.seats().keys().filter(|name| !self.singles.contains_key(name)).copied().collect()
     }
 
     /// Asks the scheduler for these seats again, with the limits that are recorded: containers that start again mount their folders, whatever
@@ -288,8 +312,7 @@ impl Plugin {
             return Ok(());
         }
         let records = lock(&self.records);
-        let singles = self.cards.iter().flat_map(|card| devices::slots(card, self.options.slots));
-        let mut seats: Vec<SeatName> = singles.map(|slot| SeatName::of(&[slot])).collect();
+        let mut seats: Vec<SeatName> = self.singles.keys().copied().collect();
         seats.extend(records.seats().keys());
         seats.sort_unstable();
         seats.dedup();
@@ -414,8 +437,9 @@ pub async fn answer(plugin: Arc<Plugin>, call: Call) -> Answer {
             let act = move |request: AllocateRequest| {
                 let plugin = Arc::clone(&plugin);
                 async move {
+                    let resource = &plugin.options.resource;
                     let done = plugin.allocate(request).await;
-                    done.inspect_err(|status| warn!("{KIND} is not given out: {}", status.message()))
+                    done.inspect_err(|status| warn!("{resource} is not given out: {}", status.message()))
                 }
             };
             grpc::unary(call, act).await

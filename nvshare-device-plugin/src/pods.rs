@@ -30,6 +30,7 @@ const MOST: usize = 100;
 static NO_PODS: Seldom = Seldom::new(|text| info!("{text}"));
 static NOT_TOLD: Seldom = Seldom::new(|text| warn!("{text}"));
 static NO_RECORD: Seldom = Seldom::new(|text| warn!("{text}"));
+static NOT_AHEAD: Seldom = Seldom::new(|text| info!("{text}"));
 static NOT_MADE: Seldom = Seldom::new(|text| warn!("{text}"));
 
 /// Seats and the containers that have them.
@@ -177,17 +178,20 @@ pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
     }
 }
 
-/// Makes seats that the kubelet's record names and that are not there, and removes those that nobody has. Without the record, or where it does not
-/// name what the kubelet itself lists, nothing is removed.
+/// Makes seats that the kubelet's record names and that are not there, and single slots' ahead, and removes those that nobody has. Without the
+/// record, or where it does not name what the kubelet itself lists, nothing is removed.
 async fn keep_in_step(plugin: &Arc<Plugin>, listed: &Holders) {
     let given = match given(&plugin.options).await {
-        Ok(Some(given)) => given,
-        Ok(None) => return,
+        Ok(given) => given.map(Arc::new),
         Err(error) => return NO_RECORD.say(format_args!("{error}; no seat is removed")),
     };
+    if let Err(status) = plugin.prepare(given.clone()).await {
+        NOT_AHEAD.say(format_args!("a slot has no seat until it is given out: {}", status.message()));
+    }
+    let Some(given) = given else { return };
     let restored = plugin.restore(&given).await;
     let done = if listed.keys().all(|seat| given.contains_key(seat)) {
-        restored.and(plugin.retire(given.into_keys().collect()).await)
+        restored.and(plugin.retire(given.keys().copied().collect()).await)
     } else {
         restored
     };

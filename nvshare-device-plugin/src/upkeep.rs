@@ -14,10 +14,6 @@ use crate::nvidia::{Found, KINDS};
 use crate::plugin::Plugin;
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// So long a scheduler that is replaced, or that starts with the machine, counts as there without an answer. Kubernetes learns of slots that
-/// are not healthy up to 10 s later, and a kubelet fails pods that come meanwhile for ever.
-const GRACE: Duration = Duration::from_secs(15);
-
 static NOT_WRITTEN: Seldom = Seldom::new(|text| warn!("{text}"));
 static REFUSED: Seldom = Seldom::new(|text| warn!("{text}"));
 static NO_NVIDIA: Seldom = Seldom::new(|text| warn!("{text}"));
@@ -34,6 +30,7 @@ struct Made {
 /// Looks, for ever. Says which run of the scheduler answers, once it was asked for all seats; none: none does.
 pub async fn keep(plugin: Arc<Plugin>, boot: watch::Sender<Option<u64>>) {
     let (mut made, mut answered, mut was_good) = (Made::default(), Instant::now(), true);
+    let grace = Duration::from_secs(plugin.options.grace);
     loop {
         let looks = Arc::clone(&plugin);
         if let Ok((run, nvidia)) = spawn_blocking(move || look(&looks)).await {
@@ -47,7 +44,7 @@ pub async fn keep(plugin: Arc<Plugin>, boot: watch::Sender<Option<u64>>) {
             if run.is_ok() {
                 answered = Instant::now();
             }
-            let is_good = answered.elapsed() < GRACE;
+            let is_good = answered.elapsed() < grace;
             match (was_good, is_good, &run) {
                 (true, false, Err(error)) => warn!("{error}; until then no seat is given out"),
                 (false, true, _) => info!("the scheduler answers again"),

@@ -26,6 +26,11 @@ fn ours(slots: &[Slot]) -> String {
     format!("nvshare.com/gpu=seat-{}", SeatName::of(slots))
 }
 
+/// Waits until the seats of so many single slots are made ahead.
+async fn ahead(scheduler: &Scheduler, count: usize) {
+    until("seats are made ahead", || (scheduler.seats().len() >= count).then_some(())).await;
+}
+
 fn are_all(health: &str) -> impl Fn(&[Device]) -> bool {
     move |devices| !devices.is_empty() && devices.iter().all(|device| device.health == health)
 }
@@ -51,6 +56,7 @@ async fn a_container_gets_a_seat() {
     assert_eq!(short, all.collect::<Vec<_>>());
     assert_eq!(fs::read_to_string(machine.root.join("lib/libnvshare.so")).unwrap(), "the library");
 
+    ahead(&scheduler, 6).await;
     // NVIDIA's names: A's UUID, and for B the number of the device that has its file.
     let [one, other] = [slot(A, 1), slot(B, 0)];
     let got = kubelet.allocate(&[&[one], &[other]]).await.unwrap().container_responses;
@@ -58,8 +64,12 @@ async fn a_container_gets_a_seat() {
     assert_eq!(names(&got[1]), [ours(&[other]), "nvidia.com/gpu=1".to_owned()]);
     assert!(got.iter().all(|container| container.envs.is_empty() && container.mounts.is_empty()));
     let given = Given { memory: Some(2 << 30), compute: Some(30), ..Given::default() };
-    let seats = [one, other].map(|slot| Seat { slots: vec![slot], given });
-    assert_eq!(scheduler.seats(), seats);
+    let seat = |slot| Seat { slots: vec![slot], given };
+    let all = [A, B].into_iter().flat_map(|gpu| (0..3).map(move |number| slot(gpu, number)));
+    let mut made = scheduler.seats();
+    assert_eq!(made.split_off(6), [one, other].map(seat));
+    made.sort_by_key(|seat| seat.slots.clone());
+    assert_eq!(made, all.map(seat).collect::<Vec<_>>());
 
     let again = kubelet.allocate(&[&[one], &[other]]).await.unwrap().container_responses;
     assert_eq!(again, got);
@@ -96,6 +106,7 @@ async fn what_no_container_may_have_is_refused() {
     let kubelet = Kubelet::start(&machine.root);
     machine.start(&format!("--slots 2 --gpus {A}"));
     kubelet.list("two slots", |devices| devices.len() == 2).await;
+    ahead(&scheduler, 2).await;
 
     let two = "request for 'nvshare.com/gpu: 2' too large: maximum request size for shared resources is 1";
     let unknown = |slot| format!("invalid allocation request for 'nvshare.com/gpu': unknown device: {slot}");
@@ -109,7 +120,7 @@ async fn what_no_container_may_have_is_refused() {
         let refused = kubelet.allocate(&[&[slot(A, 0)], asked]).await.unwrap_err();
         assert_eq!(refused, (Code::InvalidArgument, told));
     }
-    assert_eq!(scheduler.seats(), []);
+    assert_eq!(scheduler.seats().len(), 2, "those that are made ahead");
 
     // The scheduler says what helps.
     for why in ["the disk is full", "no more seats: there are 3; a higher limit of open files allows more"] {
@@ -122,12 +133,25 @@ async fn what_no_container_may_have_is_refused() {
 }
 
 #[tokio::test]
+async fn a_resource_is_called_by_its_name() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let plugin = machine.start("--resource example.org/part");
+    assert_eq!(kubelet.registered(1).await.0.resource_name, "example.org/part");
+    scheduler.refuse(Some("the disk is full"));
+    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap_err();
+    machine.says(plugin, "example.org/part is not given out: the scheduler refuses: the disk is full").await;
+}
+
+#[tokio::test]
 async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
     let mut machine = Machine::new();
     let scheduler = Scheduler::start(&machine.root, 1);
     let kubelet = Kubelet::start(&machine.root);
     let first = machine.start("--multi-gpu --slot-memory 2GiB");
     kubelet.registered(1).await;
+    ahead(&scheduler, 20).await;
 
     // An init container has both, and the container after it one of them.
     let [a, b] = [slot(A, 9), slot(B, 3)];
@@ -136,7 +160,8 @@ async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
     assert_eq!(names(&got.container_responses[0]), both);
     let then = kubelet.allocate(&[&[a]]).await.unwrap();
     assert_eq!(names(&then.container_responses[0]), [ours(&[a]), format!("nvidia.com/gpu={A}")]);
-    assert_eq!(scheduler.seats().len(), 2);
+    assert_eq!(scheduler.seats().len(), 22);
+    kubelet.keep_answers(&[&[b, a], &[a]]);
     let same = kubelet.allocate(&[&[a, slot(A, 1)]]).await.unwrap_err();
     assert!(
         same.1.ends_with(&format!("several slots of {A}; a container gets one slot of a GPU")),
@@ -165,14 +190,15 @@ async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
     kubelet.registered(1).await;
     // It is there before the kubelet starts a container.
     assert_eq!(machine.devices(), devices);
-    let torn = format!("{}: line 3 names no seat and is left out", record.display());
+    let torn = format!("{}: line 22 names no seat and is left out", record.display());
     machine.says(second, &torn).await;
-    // Another run of the scheduler gets both seats, with the limits that they had.
-    let given = Given { memory: Some(2 << 30), ..Given::default() };
-    let seats = || Some(scheduler.seats()).filter(|seats| seats.len() == 2);
-    let mut again = until("all seats are asked for", seats).await;
-    again.sort_by_key(|seat| seat.slots.len());
-    assert_eq!(again, [vec![a], vec![a, b]].map(|slots| Seat { slots, given }));
+    // Another run of the scheduler gets both seats, with the limits that they had. Those that no container has get new ones.
+    let old = Given { memory: Some(2 << 30), ..Given::default() };
+    ahead(&scheduler, 21 + 19).await;
+    let mut again = scheduler.seats();
+    let anew = again.split_off(21);
+    assert!(again.iter().all(|seat| seat.given == old), "{again:?}");
+    assert!(anew.iter().all(|seat| seat.given == Given::default() && seat.slots != [a]), "{anew:?}");
     assert_eq!(kubelet.allocate(&[&[b, a]]).await.unwrap(), got);
     assert_eq!(kubelet.allocate(&[&[a]]).await.unwrap(), then);
 }
@@ -249,7 +275,7 @@ async fn a_set_that_the_kubelet_has_and_the_record_lost_is_there_again() {
     let plugin = machine.start("--multi-gpu --slot-memory 2GiB");
     machine.says(plugin, "was not recorded any more; it is again").await;
     let given = Given { memory: Some(2 << 30), ..Given::default() };
-    assert_eq!(scheduler.seats(), [Seat { slots: set.clone(), given }]);
+    assert!(scheduler.seats().contains(&Seat { slots: set.clone(), given }));
     let is_there = || machine.devices().iter().any(|(name, _)| ours(&set).ends_with(name.as_str()));
     until("its device is there", || is_there().then_some(())).await;
 }
@@ -311,7 +337,7 @@ async fn no_slot_is_healthy_without_a_scheduler() {
     let mut machine = Machine::new();
     let scheduler = Scheduler::start(&machine.root, 1);
     let kubelet = Kubelet::start(&machine.root);
-    let plugin = machine.start("");
+    let plugin = machine.start("--multi-gpu --grace 5");
     kubelet.registered(1).await;
     kubelet.list("healthy slots", are_all(HEALTHY)).await;
     kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
@@ -321,7 +347,7 @@ async fn no_slot_is_healthy_without_a_scheduler() {
 
     drop(scheduler);
     kubelet.list("slots that are not healthy", are_all(UNHEALTHY)).await;
-    let (code, why) = kubelet.allocate(&[&[slot(A, 1)]]).await.unwrap_err();
+    let (code, why) = kubelet.allocate(&[&[slot(A, 1), slot(B, 1)]]).await.unwrap_err();
     assert_eq!(code, Code::Unavailable);
     assert!(why.starts_with("no scheduler answers at"), "{why}");
     machine.says(plugin, "until then no seat is given out").await;
@@ -330,9 +356,9 @@ async fn no_slot_is_healthy_without_a_scheduler() {
     let scheduler = Scheduler::start(&machine.root, 2);
     kubelet.list("healthy slots", are_all(HEALTHY)).await;
     let held = until("all is told", || scheduler.held().into_iter().next()).await;
-    assert_eq!(held, [(SeatName::of(&[slot(A, 0)]), Some(holder("one")))]);
-    let seats: Vec<_> = scheduler.seats().into_iter().map(|seat| seat.slots).collect();
-    assert_eq!(seats, [[slot(A, 0)]], "its folder is there before");
+    let of_pods: Vec<_> = held.iter().filter(|(_, holder)| holder.is_some()).collect();
+    assert_eq!((held.len(), of_pods), (20, vec![&(SeatName::of(&[slot(A, 0)]), Some(holder("one")))]));
+    assert_eq!(scheduler.seats().len(), 20, "their folders are there before");
 }
 
 #[tokio::test]
@@ -362,22 +388,24 @@ async fn a_scheduler_that_is_replaced_makes_no_slot_unhealthy() {
     let mut machine = Machine::new();
     let scheduler = Scheduler::start(&machine.root, 1);
     let kubelet = Kubelet::start(&machine.root);
-    let plugin = machine.start("");
+    let plugin = machine.start("--multi-gpu");
     kubelet.list("healthy slots", are_all(HEALTHY)).await;
-    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+    ahead(&scheduler, 20).await;
     drop(scheduler);
     // Kubernetes learns of slots that are not healthy seconds later, and until then a kubelet fails pods that come.
-    sleep(Duration::from_secs(8)).await;
+    sleep(Duration::from_secs(17)).await;
     let root = machine.root.clone();
     let comes = async {
         sleep(Duration::from_secs(2)).await;
         Scheduler::start(&root, 2)
     };
-    // A seat that was made is given out at once. While a kubelet waits, it does not start the scheduler's pod either.
+    // A slot is given out at once, also one that no container had before. While a kubelet waits, it does not start the scheduler's pod either.
     let began = Instant::now();
-    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+    for number in 0..10 {
+        kubelet.allocate(&[&[slot(A, number)]]).await.unwrap();
+    }
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-    let asked: &[&[Slot]] = &[&[slot(A, 1)]];
+    let asked: &[&[Slot]] = &[&[slot(A, 1), slot(B, 1)]];
     let (got, _scheduler) = tokio::join!(kubelet.allocate(asked), comes);
     got.unwrap();
     assert_eq!(kubelet.lists(), 1, "{}", machine.log(plugin));
@@ -388,7 +416,7 @@ async fn a_seat_that_is_refused_after_a_start_is_asked_for_again() {
     let mut machine = Machine::new();
     let scheduler = Scheduler::start(&machine.root, 1);
     let kubelet = Kubelet::start(&machine.root);
-    let plugin = machine.start("");
+    let plugin = machine.start("--slots 1");
     kubelet.registered(1).await;
     let seats = [slot(A, 0), slot(B, 0)].map(|slot| vec![slot]);
     kubelet.allocate(&[&seats[0], &seats[1]]).await.unwrap();
@@ -418,6 +446,7 @@ async fn the_scheduler_learns_whose_the_seats_are() {
     let kubelet = Kubelet::start(&machine.root);
     machine.start("--multi-gpu");
     kubelet.registered(1).await;
+    ahead(&scheduler, 20).await;
     let [set, one] = [vec![slot(A, 0), slot(B, 7)], vec![slot(A, 1)]];
     let [set_name, one_name] = [SeatName::of(&set), SeatName::of(&one)];
     kubelet.allocate(&[&set]).await.unwrap();

@@ -164,6 +164,24 @@ spec:
 END
 until_true 60 'the namespace has an account' kubectl -n nvshare-test get serviceaccount default
 
+# A kubelet that is busy with pods replaces the scheduler slowly. Pods that come meanwhile run as if alone: nothing else is on the card.
+kubectl -n nvshare rollout restart daemonset/nvshare-scheduler >/dev/null
+mapfile -t came < <(seq --format 'came-%g' 24)
+for name in "${came[@]}"; do
+    start "$name" "$slot" env -u STOP /opt/nvshare-workload "$name" --memory 16MiB --block 16MiB --seconds 0.3
+    sleep 0.3
+done
+phases() { kubectl -n nvshare-test get pods "${came[@]}" --output 'jsonpath={range .items[*]}{.status.phase}{"\n"}{end}'; }
+are_over() { [ -z "$(phases | grep -e Pending -e Running)" ]; }
+until_true 180 'the pods that came are over' are_over
+for name in "${came[@]}"; do
+    ended "$name" || fail "$name, of the pods that came: $(kubectl -n nvshare-test get pod "$name" --output 'jsonpath={.status.message}') $(
+        kubectl -n nvshare-test logs "$name" 2>&1)"
+done
+kubectl -n nvshare-test delete pod "${came[@]}" >/dev/null
+kubectl -n nvshare rollout status daemonset/nvshare-scheduler --timeout 120s >/dev/null || fail 'the scheduler does not start'
+step "the scheduler was replaced while ${#came[@]} pods came: each had a seat at once, and ended well"
+
 for name in a b; do
     # shellcheck disable=SC2046
     start $name "$slot" $(program $name)
