@@ -8,7 +8,6 @@ use nvshare_proto::{ClientStatus, EventKind, Given, GpuStatus, GpuUuid, Schedule
 use crate::Time;
 use crate::inputs::Event;
 use crate::report::Output;
-use crate::report::contention::Contended;
 use crate::report::happened::Incident;
 use crate::state::client::ClientId;
 use crate::state::config::Config;
@@ -181,12 +180,6 @@ impl Core {
     #[must_use]
     pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
         self.books.state().gpus_in_use()
-    }
-
-    /// The GPUs on which memory will have to leave. Looks at all clients of such a GPU.
-    #[must_use]
-    pub fn contended(&self) -> Vec<Contended> {
-        self.books.state().contended()
     }
 
     /// Whether a client that could be measured has not been measured often enough for its contexts to count.

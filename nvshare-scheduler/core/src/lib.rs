@@ -31,7 +31,6 @@ pub use inputs::{Event, Measured};
 pub use policy::exchange::Exchange;
 pub use policy::quantum::Auto;
 pub use report::Output;
-pub use report::contention::Contended;
 pub use report::happened::Incident;
 pub use state::client::{ClientId, Gang, Identity, MOST_GPUS_EACH};
 pub use state::config::{Config, GpuConfig, Together};

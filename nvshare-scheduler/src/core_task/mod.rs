@@ -19,7 +19,7 @@ pub(crate) use commands::{Command, Newcomer};
 
 use crate::events::Recorder;
 use crate::gpus::{self, NvmlThread, Seen};
-use crate::host_memory::{Foresight, HostMemory};
+use crate::host_memory::HostMemory;
 use crate::identity::{Described, Tenant, processes};
 use crate::metrics::Question;
 use crate::seats::{self, Seats};
@@ -37,7 +37,6 @@ enum Woken {
     By(Box<Command>),
     ByDeadline,
     ForStatus,
-    ToForesee,
     ToLookAround,
 }
 
@@ -76,7 +75,7 @@ pub(crate) struct CoreTask {
     asked_counters: Option<Instant>,
     recorder: Recorder,
     /// Memory of the host, which is handed out beside the core.
-    foresight: Foresight,
+    host: Option<HostMemory>,
 }
 
 impl CoreTask {
@@ -113,7 +112,7 @@ impl CoreTask {
             waiting: Vec::new(),
             asked_counters: None,
             recorder,
-            foresight: Foresight::new(host),
+            host,
         }
     }
 
@@ -128,7 +127,6 @@ impl CoreTask {
         loop {
             // A deadline too far away for the clock is treated as none.
             let deadline = self.core.next_deadline().and_then(|time| self.started.checked_add(time));
-            let foresees = self.foresight.due();
             let counters = self.waiting.iter().map(|waiting| waiting.until).min();
             let woken = tokio::select! {
                 command = commands.recv() => match command {
@@ -137,16 +135,11 @@ impl CoreTask {
                 },
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Woken::ByDeadline,
                 () = sleep_until(counters.unwrap_or_else(Instant::now)), if counters.is_some() => Woken::ForStatus,
-                () = sleep_until(foresees.unwrap_or_else(Instant::now)), if foresees.is_some() => Woken::ToForesee,
                 _ = look_around.tick() => Woken::ToLookAround,
             };
             let begin = Instant::now();
             match woken {
-                Woken::By(command) => {
-                    self.obey(*command);
-                    self.foresight.something_happened();
-                }
-                Woken::ToForesee => self.foresight.look(&self.core),
+                Woken::By(command) => self.obey(*command),
                 Woken::ByDeadline => {
                     let now = self.now();
                     self.core.handle(Event::Deadline, now);

@@ -114,7 +114,7 @@ impl CoreTask {
         for row in &mut clients {
             row.process = self.processes.get(&row.client).map(|process| process.info.clone());
         }
-        if let Some((about, has)) = self.foresight.host().map(HostMemory::status) {
+        if let Some((about, has)) = self.host.as_ref().map(HostMemory::status) {
             scheduler.host_memory = Some(about);
             for row in &mut clients {
                 row.host_memory = has.get(&row.client).copied().unwrap_or(0);

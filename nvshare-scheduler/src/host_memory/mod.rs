@@ -1,17 +1,13 @@
 //! The host's memory to which clients' memory is evicted, made by the scheduler on behalf of all of them.
 //!
 //! One thread makes segments, and takes them back (`worker.rs`). A client asks for one lot at a time. The ledger counts a segment as the
-//! client's until the kernel says that nobody uses it any more. While memory will have to leave a GPU, the thread makes segments ahead,
-//! between two requests (`ready.rs`: how many bytes; `stock.rs`: the segments that are there).
+//! client's until the kernel says that nobody uses it any more.
 
-mod foresight;
 mod ledger;
 mod most;
 mod near_processors;
 mod processors;
-mod ready;
 mod segment;
-mod stock;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,11 +16,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use nvshare_core::Contended;
 use nvshare_proto::{GpuUuid, HostSegment, HostStatus, Usage};
 use tokio::sync::mpsc as channel;
 
-pub(crate) use foresight::Foresight;
 pub(crate) use ledger::Owner;
 use most::Most;
 use near_processors::NearProcessors;
@@ -76,8 +70,6 @@ enum Job {
         gpu: GpuUuid,
         processors: Processors,
     },
-    /// On these GPUs memory will have to leave.
-    Foresee(Vec<Contended>),
     Make {
         client: u64,
         bytes: u64,
@@ -158,11 +150,6 @@ impl HostMemory {
         let shown = lock(&self.shown);
         let Budget { all: budget, each } = self.budget;
         (HostStatus { budget, each, used: shown.used }, shown.clients.clone())
-    }
-
-    /// On these GPUs, and no others, memory will have to leave: segments are made ahead.
-    pub(crate) fn foresee(&self, contended: Vec<Contended>) {
-        let _ = self.jobs.send(Job::Foresee(contended));
     }
 
     /// The account of a new client.

@@ -96,14 +96,6 @@ fn touch(
     })
 }
 
-/// Makes a segment shorter, before anybody has it.
-///
-/// # Errors
-/// The system does not let us.
-pub(super) fn cut(segment: &OwnedFd, bytes: u64) -> io::Result<()> {
-    Ok(ftruncate(segment, bytes)?)
-}
-
 /// Empties a segment if nobody uses it. False: somebody does.
 ///
 /// A client can add seals of its own, against this. Such a segment is emptied whoever uses it, while the kernel lets it be: what

@@ -8,7 +8,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nvshare_core::Contended;
 use nvshare_proto::units::{Bytes, MIB};
 use nvshare_proto::{GpuUuid, HostSegment, MOST_SEGMENTS, SEGMENT, Seldom};
 use tokio::sync::mpsc as channel;
@@ -17,9 +16,7 @@ use tracing::{debug, info, warn};
 use super::ledger::Ledger;
 use super::most::Most;
 use super::processors::Processors;
-use super::ready::{self, Known};
 use super::segment::{self, Made};
-use super::stock::{Place, Ready, Stock};
 use super::{Budget, Job, Lot, MOST_NEWS, News, Owner, Shown};
 use crate::lock::lock;
 use crate::log;
@@ -43,9 +40,6 @@ const TELL_AGAIN: Duration = Duration::from_millis(20);
 static NOT_BELIEVED: Seldom = Seldom::new(log::warn);
 /// Segments that one owner may have.
 pub(super) const MOST_EACH: usize = 512;
-/// How long a ready segment stays that is not needed any more: clients that grow and shrink about the size of a GPU would have it made
-/// over and over.
-const LINGERS: Duration = Duration::from_secs(2);
 
 /// A segment that is out.
 #[derive(Debug)]
@@ -66,8 +60,6 @@ struct Client {
     gpu: Option<GpuUuid>,
     /// Bytes that it has from earlier schedulers, as far as they count.
     claims: BTreeMap<u64, u64>,
-    /// Bytes of its memory that need none of the host's, as it last said by what it asked for or gave back.
-    spared: u64,
     news: channel::Sender<News>,
     /// When it was last told that others lack memory.
     told: Option<Instant>,
@@ -84,12 +76,6 @@ pub(super) struct Worker {
     clients: BTreeMap<u64, Client>,
     /// The processors near GPUs, where they are known and can be used.
     near: BTreeMap<GpuUuid, Processors>,
-    /// The GPUs on which memory will have to leave.
-    contended: Vec<Contended>,
-    /// The segments that were made ahead. They give way to a client that asks.
-    stock: Stock,
-    /// Since when there is more of it than is likely to be needed.
-    spare_since: Option<Instant>,
     /// Bytes that the machine can still give, if it says so.
     available: fn() -> Option<u64>,
     /// Empties a segment if nobody uses it, and says whether that is so.
@@ -119,9 +105,6 @@ impl Worker {
             largest: (budget.all / PARTS).clamp(SMALL, SEGMENT).next_multiple_of(GRANULE),
             clients: BTreeMap::new(),
             near: BTreeMap::new(),
-            contended: Vec::new(),
-            stock: Stock::default(),
-            spare_since: None,
             available,
             empty_if_unused: segment::empty_if_unused,
             opens: Instant::now() + settle,
@@ -134,13 +117,12 @@ impl Worker {
     /// Works until nobody can ask any more.
     pub(super) fn run(mut self, jobs: &mpsc::Receiver<Job>) {
         let (mut early, mut next_look) = (Vec::new(), Instant::now());
-        let mut next_tend = None;
         loop {
             self.show();
             let now = Instant::now();
             let opens = (!early.is_empty()).then_some(self.opens);
             let looks = self.out.iter().any(|out| out.client.is_none()).then_some(next_look);
-            let until = opens.into_iter().chain(looks).chain(next_tend).min();
+            let until = opens.into_iter().chain(looks).min();
             let patience =
                 until.map_or(Duration::from_secs(3600), |until| until.saturating_duration_since(now));
             match jobs.recv_timeout(patience) {
@@ -150,11 +132,6 @@ impl Worker {
                     if self.work(job) {
                         next_look = Instant::now();
                     }
-                    next_tend = Some(Instant::now());
-                }
-                // Nobody asks for anything: a client that does waits for one segment at most.
-                Err(RecvTimeoutError::Timeout) if next_tend.is_some_and(|at| Instant::now() >= at) => {
-                    next_tend = self.tend(Instant::now());
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -162,7 +139,6 @@ impl Worker {
             if Instant::now() >= self.opens {
                 for job in early.drain(..) {
                     self.work(job);
-                    next_tend = Some(Instant::now());
                 }
             }
             if Instant::now() >= next_look {
@@ -189,7 +165,7 @@ impl Worker {
         match job {
             Job::Open { client, owner, most, news } => {
                 let claims = BTreeMap::new();
-                let client_of = Client { owner, most, gpu: None, claims, spared: 0, news, told: None };
+                let client_of = Client { owner, most, gpu: None, claims, news, told: None };
                 self.clients.insert(client, client_of);
             }
             Job::Uses { client, gpu } => {
@@ -200,9 +176,7 @@ impl Worker {
             Job::Near { gpu, processors } => {
                 self.near.insert(gpu, processors);
             }
-            Job::Foresee(contended) => self.contended = contended,
             Job::Make { client, bytes, answer } => {
-                self.needs(client, self.has(client).saturating_add(bytes), bytes);
                 let (lot, lacking) = self.make(client, bytes);
                 let _ = answer.blocking_send(News::Lot(lot));
                 self.tell_others(client, lacking);
@@ -212,14 +186,11 @@ impl Worker {
                 let is_it = |out: &&mut Out| out.client == Some(client) && out.segment.number == number;
                 if let Some(out) = self.out.iter_mut().find(is_it) {
                     out.client = None;
-                    let bytes = out.segment.bytes;
-                    self.needs(client, self.has(client), bytes);
                     return true;
                 } else if let Some(Client { owner, claims, .. }) = self.clients.get_mut(&client)
                     && let Some(bytes) = claims.remove(&number)
                 {
                     self.ledger.give_back(*owner, bytes);
-                    self.needs(client, self.has(client), bytes);
                 }
             }
             Job::Gone { client } => {
@@ -284,7 +255,6 @@ impl Worker {
         let bytes = bytes.min(self.left_of_memory(client));
         let Some(&Client { owner, gpu, .. }) = self.clients.get(&client) else { return (Lot::new(), 0) };
         let mut lot = Lot::new();
-        let ready = self.stock.bytes();
         let mut lacking = bytes.min(MOST_SEGMENTS as u64 * self.largest);
         while lacking > 0 && lot.len() < MOST_SEGMENTS {
             let bytes = lacking.next_multiple_of(GRANULE).min(self.largest).min(self.ledger.left(owner));
@@ -295,7 +265,7 @@ impl Worker {
             if bytes == 0 || is_full {
                 break;
             }
-            let Some((file, bytes)) = self.piece(bytes, gpu) else { break };
+            let Some(file) = self.piece(bytes, gpu) else { break };
             let descriptor = Arc::new(file);
             if !self.ledger.take(owner, bytes) {
                 break;
@@ -307,12 +277,7 @@ impl Worker {
             lacking = lacking.saturating_sub(bytes);
         }
         let got: u64 = lot.iter().map(|(segment, _)| segment.bytes).sum();
-        debug!(
-            "client {client} asks for {} of the host's memory and gets {}; {} less are ready",
-            Bytes(bytes),
-            Bytes(got),
-            Bytes(ready.saturating_sub(self.stock.bytes()))
-        );
+        debug!("client {client} asks for {} of the host's memory and gets {}", Bytes(bytes), Bytes(got));
         (lot, lacking)
     }
 
@@ -334,38 +299,14 @@ impl Worker {
         }
     }
 
-    /// A segment of at most this many bytes: one that is ready near this GPU, if most of it is asked for; else a new one; else any that is
-    /// ready. So no ready segment is in the way of a client that asks: where there is no room beside it, the client gets it.
-    fn piece(&mut self, bytes: u64, gpu: Option<GpuUuid>) -> Option<(OwnedFd, u64)> {
-        let Ready { file, bytes: has, .. } = match self.stock.take_at(&self.place(gpu), bytes) {
-            Some(ready) => ready,
-            None => {
-                if self.has_room_for(bytes) {
-                    match self.touched(bytes, gpu) {
-                        Ok(file) => return Some((file, bytes)),
-                        Err(error) => warn!("no segment of {} of the host's memory: {error}", Bytes(bytes)),
-                    }
-                }
-                self.stock.take_any()?
-            }
-        };
-        if has > bytes {
-            let cut = segment::cut(&file, bytes);
-            cut.inspect_err(|error| warn!("memory of the host that was ready is lost: {error}")).ok()?;
+    /// A segment of this many bytes, near this GPU; none: the machine has no room for it.
+    fn piece(&mut self, bytes: u64, gpu: Option<GpuUuid>) -> Option<OwnedFd> {
+        if (self.available)().is_some_and(|room| room < bytes + MARGIN) {
+            return None;
         }
-        Some((file, bytes.min(has)))
-    }
-
-    /// Where segments for a GPU are made.
-    fn place(&self, gpu: Option<GpuUuid>) -> Place {
-        gpu.and_then(|gpu| self.near.get(&gpu).cloned())
-    }
-
-    /// Whether a segment more can be made beside those that are out, and those that are ready.
-    fn has_room_for(&self, bytes: u64) -> bool {
-        bytes <= self.ledger.room().saturating_sub(self.stock.bytes())
-            && self.out.len() + self.stock.count() < self.most
-            && (self.available)().is_none_or(|room| room >= bytes + MARGIN)
+        let failed =
+            |error: &io::Error| warn!("no segment of {} of the host's memory: {error}", Bytes(bytes));
+        self.touched(bytes, gpu).inspect_err(failed).ok()
     }
 
     /// Bytes that a client has.
@@ -379,89 +320,6 @@ impl Worker {
     fn left_of_memory(&self, client: u64) -> u64 {
         let most = self.clients.get(&client).map_or(0, |client| client.most.get());
         most.saturating_sub(self.has(client))
-    }
-
-    /// A client says how many bytes it needs in all, by asking for a `part` of them, or giving one back. Every process has a granule that
-    /// is for none of its memory: about that, this says nothing.
-    fn needs(&mut self, client: u64, bytes: u64, part: u64) {
-        if part <= GRANULE {
-            return;
-        }
-        let all = self.contended.iter().flat_map(|gpu| &gpu.movable);
-        let movable: u64 = all.filter(|(id, _)| *id == client).map(|(_, bytes)| *bytes).sum();
-        if let Some(client) = self.clients.get_mut(&client) {
-            client.spared = movable.saturating_sub(bytes);
-        }
-    }
-
-    /// Bytes to have ready at each place, and a GPU there.
-    fn wanted(&self) -> BTreeMap<Place, (GpuUuid, u64)> {
-        let mut known: BTreeMap<u64, Known> = BTreeMap::new();
-        for (id, _) in self.contended.iter().flat_map(|gpu| &gpu.movable) {
-            if let Some(client) = self.clients.get(id) {
-                let (has, left) = (self.has(*id), self.ledger.left(client.owner));
-                known.insert(*id, Known { has, spared: client.spared, left });
-            }
-        }
-        let mut wanted = BTreeMap::new();
-        for (gpu, bytes) in ready::wanted(&self.contended, known) {
-            let (_, sum) = wanted.entry(self.place(Some(gpu))).or_insert((gpu, 0u64));
-            *sum = sum.saturating_add(bytes);
-        }
-        let mut room = self.ledger.room();
-        for (_, bytes) in wanted.values_mut() {
-            *bytes = bytes.next_multiple_of(self.largest).min(room);
-            room -= *bytes;
-        }
-        wanted
-    }
-
-    /// Makes one segment that is likely to be needed, or gives one back that is not any more, or that the machine needs. Returns
-    /// when to look again; none: not before something happens.
-    fn tend(&mut self, now: Instant) -> Option<Instant> {
-        if now < self.opens {
-            return (!self.contended.is_empty()).then_some(self.opens);
-        }
-        let wanted = self.wanted();
-        let is_short = (self.available)().is_some_and(|room| room < MARGIN);
-        if (is_short || self.stock.bytes() > self.ledger.room()) && self.stock.take_any().is_some() {
-            debug!("there is no room for what is ready: {} are", Bytes(self.stock.bytes()));
-            return Some(now);
-        }
-        if self.make_ready(&wanted) {
-            return Some(now);
-        }
-        let wanted_at = |place: &Place| wanted.get(place).map_or(0, |(_, bytes)| *bytes);
-        if !self.stock.has_spare(wanted_at) {
-            self.spare_since = None;
-            let is_done = wanted.is_empty() && self.stock.count() == 0;
-            return (!is_done).then_some(now + LOOK_AGAIN);
-        }
-        let until = *self.spare_since.get_or_insert(now) + LINGERS;
-        if now < until {
-            return Some(until);
-        }
-        drop(self.stock.take_spare(wanted_at));
-        debug!("less of the host's memory has to be ready: {} are", Bytes(self.stock.bytes()));
-        Some(now)
-    }
-
-    /// Makes a segment that is ready, if one lacks and there is room. Only whole ones, unless there is no other: what is wanted changes
-    /// by small steps.
-    fn make_ready(&mut self, wanted: &BTreeMap<Place, (GpuUuid, u64)>) -> bool {
-        let lacks = wanted.iter().find_map(|(place, (gpu, bytes))| {
-            let has = self.stock.at(place);
-            let lacks = bytes.saturating_sub(has).min(self.largest);
-            let lacks = lacks - lacks % GRANULE;
-            (lacks == self.largest || lacks > 0 && has == 0).then_some((*gpu, lacks))
-        });
-        let Some((gpu, bytes)) = lacks.filter(|(_, bytes)| self.has_room_for(*bytes)) else { return false };
-        // It is tried again soon, and nobody waits for it.
-        let failed = |error: &io::Error| debug!("no memory of the host can be made ready: {error}");
-        let Ok(file) = self.touched(bytes, Some(gpu)).inspect_err(failed) else { return false };
-        self.stock.add(Ready { file, bytes, place: self.place(Some(gpu)) });
-        debug!("memory will have to leave {gpu}: {} of the host's are ready", Bytes(self.stock.bytes()));
-        true
     }
 
     /// A new segment, made near a GPU.

@@ -260,7 +260,7 @@ pub(super) const METRICS: &[Metric] = &[
     metric(
         "host_memory_used_bytes",
         "Bytes of the host that clients have",
-        ", and that are not free yet; not what is made ahead",
+        ", and that are not free yet",
         OfScheduler(|scheduler| Some(scheduler.host_memory?.used)),
     ),
     metric(

@@ -178,71 +178,10 @@ fn what_a_killed_client_had_is_free_again() {
     drop(one);
 }
 
-/// Bytes of the host that the scheduler has made and nobody has, and whether any memory has left a card so far. What somebody gets or gives
-/// back meanwhile may be missing.
-fn ready(world: &World, scheduler: &Scheduler) -> (u64, bool) {
-    let files = std::fs::read_dir(format!("/proc/{}/fd", scheduler.pid())).expect("descriptors");
-    let made = files.flatten().filter_map(|file| {
-        let is_segment = std::fs::read_link(file.path()).ok()?.to_string_lossy().contains("nvshare-host");
-        Some(std::fs::metadata(file.path()).ok().filter(|_| is_segment)?.len())
-    });
-    let made: u64 = made.sum();
-    let status = Scheduler::status(world);
-    let used = status.scheduler.host_memory.map_or(0, |host| host.used);
-    (made.saturating_sub(used), status.clients.iter().any(|client| client.counters.evicted > 0))
-}
-
-/// Two programs of 768 MiB on a GPU of 1 GiB, which have given it nothing to do: nobody has asked for the lock.
-fn two_that_wait(world: &World) -> [Running; 2] {
-    let jobs = ["one", "two"].map(|name| {
-        let program = Program::of(world, name, Command::new(guest("waits_with_memory", false)));
-        program.preloaded().until_told().until_woken().start()
-    });
-    wait_until("they have memory", || {
-        jobs.iter().all(|job| job.out().contains("has memory") || !job.lives())
-    });
-    jobs
-}
-
 /// What the scheduler says of the first program that asks for memory of the host. Each has a granule that is for none of its memory.
 fn first_question(scheduler: &Scheduler) -> Option<String> {
     let asks = |line: &&str| line.contains(" asks for ") && !line.contains(" asks for 2.0 MiB ");
     scheduler.log().lines().find(asks).map(str::to_owned)
-}
-
-#[test]
-fn memory_of_the_host_is_ready_before_anybody_waits() {
-    // Nobody looks which of it is zero.
-    let world = World::simulated(&[CARD, &[("NVSHARE_CONTENT", "off")]].concat());
-    let scheduler =
-        Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "300", "--host-memory", "4GiB"]);
-    assert_eq!(ready(&world, &scheduler), (0, false), "a start costs nothing");
-    let jobs = two_that_wait(&world);
-    // 512 MiB do not fit.
-    wait_until("it is ready, and nothing has left", || ready(&world, &scheduler) == (512 << 20, false));
-    world.wake();
-    wait_until("one of them asks when the other one comes", || first_question(&scheduler).is_some());
-    assert!(Scheduler::ctl(&world, &["set-tq", "0.2"]).status.success());
-    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 1);
-    let first = first_question(&scheduler).expect("one of them asked");
-    world.stop();
-    for job in jobs.map(Running::finish) {
-        job.passed();
-    }
-    assert!(first.ends_with("; 512.0 MiB less are ready"), "{first}");
-}
-
-#[test]
-fn what_is_ready_goes_when_all_fits_again() {
-    let world = World::simulated(CARD);
-    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--host-memory", "4GiB"]);
-    let [one, two] = two_that_wait(&world);
-    wait_until("it is ready", || ready(&world, &scheduler).0 >= 512 << 20);
-    one.signal(libc::SIGKILL);
-    wait_until("it is gone", || ready(&world, &scheduler).0 == 0);
-    world.stop();
-    two.finish().passed();
-    drop(one);
 }
 
 /// Under the limits of a user who is not root, and with few descriptors.

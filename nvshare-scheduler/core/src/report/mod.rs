@@ -2,7 +2,6 @@
 
 #[cfg(feature = "test-api")]
 pub(crate) mod audit;
-pub(crate) mod contention;
 pub(crate) mod happened;
 pub(crate) mod status;
 pub(crate) mod warnings;

@@ -3,7 +3,6 @@
 
 mod bounds;
 mod claims;
-mod contention;
 mod cost;
 mod events;
 mod exchange;
