@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use daemon::{columns, grants, join, row, runtime, say};
 use nvshare_core::Config;
 use nvshare_proto::ClientMessage;
-use nvshare_scheduler::host_memory::Descriptions;
 use nvshare_scheduler::metrics::Address;
 use nvshare_scheduler::seats::Opened;
 use nvshare_scheduler::server::{self, Setup};
@@ -22,9 +21,9 @@ use tokio::sync::mpsc;
 /// A scheduler on a thread of its own.
 fn start(folder: &Path) -> [PathBuf; 2] {
     let [clients, metrics] = ["s", "metrics"].map(|name| folder.join(name));
-    let (place, admin, none) = (clients.clone(), folder.join("admin/a"), folder.join("none"));
+    let (place, admin) = (clients.clone(), folder.join("admin/a"));
     let seats = folder.join("seats");
-    let descriptions = Descriptions { gpus: none.clone(), sysfs: none };
+    let descriptions = folder.join("none");
     let address = Some(Address::Unix(metrics.clone()));
     std::thread::spawn(move || {
         runtime().block_on(async {

@@ -69,7 +69,7 @@ pub async fn run(
     });
     // Clients of an earlier scheduler come back in time, whoever else connects.
     let mut pace = Pace::new(CONNECTIONS, Instant::now() + settle(&setup.config));
-    let descriptions = setup.descriptions.gpus.clone();
+    let descriptions = setup.descriptions.clone();
     let journal = Journal::new(setup.config.boot);
     let places = descriptors::most(setup.host_memory.is_some());
     let host = setup.host_memory.and_then(|budget| hand_out(budget, places.segments, &setup));
@@ -139,7 +139,7 @@ fn settle(config: &Config) -> Duration {
 /// Starts handing out memory of the host. Without it clients use their own.
 fn hand_out(budget: Budget, most: usize, setup: &Setup) -> Option<HostMemory> {
     let config = &setup.config;
-    HostMemory::start(budget, most, config.boot, settle(config), setup.descriptions.clone())
+    HostMemory::start(budget, most, config.boot, settle(config))
         .inspect_err(|error| error!("no memory of the host for clients, for want of a thread: {error}"))
         .ok()
 }

@@ -1,9 +1,11 @@
 //! The parts that a scheduler is started with.
 
+use std::path::PathBuf;
+
 use nvshare_core::Config;
 use tokio::sync::mpsc;
 
-use crate::host_memory::{Budget, Descriptions};
+use crate::host_memory::Budget;
 use crate::metrics::Address;
 use crate::seats::Opened;
 use crate::settings::Store;
@@ -19,8 +21,8 @@ pub struct Setup {
     pub store: Store,
     /// The seats of containers.
     pub seats: Opened,
-    /// The folders in which the machine describes its GPUs.
-    pub descriptions: Descriptions,
+    /// The folder in which the machine describes its GPUs.
+    pub descriptions: PathBuf,
     /// The address at which metrics are read, if they are.
     pub metrics: Option<Address>,
     /// The host's memory that clients may have, if any.

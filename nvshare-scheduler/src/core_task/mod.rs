@@ -99,7 +99,7 @@ impl CoreTask {
             unowned: BTreeMap::new(),
             config: setup.config,
             store: setup.store,
-            listing: gpus::Listing::new(setup.descriptions.gpus),
+            listing: gpus::Listing::new(setup.descriptions),
             started: Instant::now(),
             processes: BTreeMap::new(),
             seats: setup.seats.seats,

@@ -5,8 +5,6 @@
 
 mod ledger;
 mod most;
-mod near_processors;
-mod processors;
 mod segment;
 mod worker;
 
@@ -21,9 +19,6 @@ use tokio::sync::mpsc as channel;
 
 pub(crate) use ledger::Owner;
 use most::Most;
-use near_processors::NearProcessors;
-pub use near_processors::{Descriptions, SYSFS};
-use processors::Processors;
 use worker::{MOST_EACH, Worker};
 
 use crate::lock::lock;
@@ -54,38 +49,11 @@ const MOST_NEWS: usize = 2;
 
 #[derive(Debug)]
 enum Job {
-    Open {
-        client: u64,
-        owner: Owner,
-        most: Most,
-        news: channel::Sender<News>,
-    },
-    /// A client uses a GPU.
-    Uses {
-        client: u64,
-        gpu: GpuUuid,
-    },
-    /// Processors near a GPU.
-    Near {
-        gpu: GpuUuid,
-        processors: Processors,
-    },
-    Make {
-        client: u64,
-        bytes: u64,
-        answer: channel::Sender<News>,
-    },
-    Claim {
-        client: u64,
-        segments: Vec<HostSegment>,
-    },
-    Back {
-        client: u64,
-        number: u64,
-    },
-    Gone {
-        client: u64,
-    },
+    Open { client: u64, owner: Owner, most: Most, news: channel::Sender<News> },
+    Make { client: u64, bytes: u64, answer: channel::Sender<News> },
+    Claim { client: u64, segments: Vec<HostSegment> },
+    Back { client: u64, number: u64 },
+    Gone { client: u64 },
 }
 
 /// Memory of the host, for all connections.
@@ -93,7 +61,6 @@ enum Job {
 pub(crate) struct HostMemory {
     jobs: mpsc::Sender<Job>,
     budget: Budget,
-    near: Arc<NearProcessors>,
     shown: Arc<Mutex<Shown>>,
 }
 
@@ -120,29 +87,20 @@ pub(crate) struct Account {
     /// How much of its memory may leave each GPU.
     movable: BTreeMap<GpuUuid, u64>,
     most: Most,
-    near: Arc<NearProcessors>,
-    uses: Option<GpuUuid>,
 }
 
 impl HostMemory {
     /// Starts the thread. `most`: the number of segments for which the process has descriptors; `boot`: the number of this run of
-    /// the scheduler; `settle`: the time for clients of an earlier one to say what they have; `descriptions`: where the machine says
-    /// which processors are near which GPU.
+    /// the scheduler; `settle`: the time for clients of an earlier one to say what they have.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(crate) fn start(
-        budget: Budget,
-        most: usize,
-        boot: u64,
-        settle: Duration,
-        descriptions: Descriptions,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(budget: Budget, most: usize, boot: u64, settle: Duration) -> io::Result<Self> {
         let (jobs, received) = mpsc::channel();
         let shown = Arc::<Mutex<Shown>>::default();
         let worker = Worker::new(budget, most, boot, settle, Arc::clone(&shown));
         std::thread::Builder::new().name("nvshare-host".to_owned()).spawn(move || worker.run(&received))?;
-        Ok(Self { jobs, budget, near: Arc::new(NearProcessors::new(descriptions)), shown })
+        Ok(Self { jobs, budget, shown })
     }
 
     /// How much is handed out, and how much of it each client has, by its number. Clients that have none are left out.
@@ -167,8 +125,6 @@ impl HostMemory {
             may_claim: MOST_EACH,
             movable: BTreeMap::new(),
             most,
-            near: Arc::clone(&self.near),
-            uses: None,
         }
     }
 }
@@ -181,18 +137,10 @@ impl Account {
         }
     }
 
-    /// The client says what it has on a GPU. Its segments are made near the first GPU that it names: a question does not say for which
-    /// of its GPUs the memory is.
+    /// The client says what it has on a GPU.
     pub(crate) fn uses(&mut self, &Usage { gpu, allocated, immovable, .. }: &Usage) {
         self.movable.insert(gpu, allocated.saturating_sub(immovable));
         self.most.set(&self.movable);
-        if self.uses.is_some() {
-            return;
-        }
-        self.uses = Some(gpu);
-        let _ = self.jobs.send(Job::Uses { client: self.client, gpu });
-        let jobs = self.jobs.clone();
-        self.near.look(gpu, move |processors| _ = jobs.send(Job::Near { gpu, processors }));
     }
 
     /// The client says which segments it has from an earlier scheduler. Segments that it names again, or beyond what one owner may have,
@@ -239,11 +187,6 @@ mod tests {
 
     use super::*;
 
-    /// A machine that says nothing of its GPUs.
-    fn nowhere() -> Descriptions {
-        Descriptions { gpus: "/no/such/folder".into(), sysfs: "/no/such/folder".into() }
-    }
-
     /// The client has memory that may leave a GPU.
     fn give_memory(account: &mut Account) {
         let gpu = GpuUuid([1; 16]);
@@ -253,7 +196,7 @@ mod tests {
     #[tokio::test]
     async fn there_are_no_more_segments_than_descriptors_for_them() {
         let budget = Budget { all: 1 << 30, each: 1 << 30 };
-        let host = HostMemory::start(budget, 3, 0, Duration::ZERO, nowhere()).unwrap();
+        let host = HostMemory::start(budget, 3, 0, Duration::ZERO).unwrap();
         let mut accounts = [1, 2].map(|client| host.open(client, Owner::Client(client)));
         accounts.iter_mut().for_each(give_memory);
         let mut lots = Vec::new();
@@ -288,7 +231,7 @@ mod tests {
     #[tokio::test]
     async fn owners_are_told_what_another_one_lacks_of_its_part() {
         let budget = Budget { all: 12 * MIB, each: 8 * MIB };
-        let host = HostMemory::start(budget, 100, 0, Duration::ZERO, nowhere()).unwrap();
+        let host = HostMemory::start(budget, 100, 0, Duration::ZERO).unwrap();
         let [one, two] = [1, 2].map(Owner::Tenant);
         let mut accounts =
             [(1, one), (2, two), (3, one), (4, one)].map(|(client, owner)| host.open(client, owner));
@@ -311,8 +254,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_says_the_same_over_and_over_gives_the_thread_nothing_to_do() {
         let (jobs, received) = mpsc::channel();
-        let near = Arc::new(NearProcessors::new(nowhere()));
-        let host = HostMemory { jobs, budget: Budget { all: 1, each: 1 }, near, shown: Arc::default() };
+        let host = HostMemory { jobs, budget: Budget { all: 1, each: 1 }, shown: Arc::default() };
         let mut account = host.open(1, Owner::Client(1));
         let held = |number| HostSegment { number, bytes: MIB };
         for _ in 0..100 {

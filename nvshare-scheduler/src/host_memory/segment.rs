@@ -21,27 +21,17 @@ use rustix::fs::{
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use super::processors::Processors;
-
 /// Threads that touch a segment, at most.
 const MOST_THREADS: usize = 8;
 /// The fewest bytes for which a thread is started.
 const LEAST: usize = 8 * MIB as usize;
 const PAGE: usize = 4096;
 
-/// A segment that was just made.
-#[derive(Debug)]
-pub(super) struct Made {
-    pub(super) file: OwnedFd,
-    /// The processors that touched it, or why these were any; none: any were meant.
-    pub(super) near: Option<io::Result<Processors>>,
-}
-
-/// Makes a segment. All of its pages are there, and it is mapped nowhere. `near`: the processors that touch it, if it matters.
+/// Makes a segment. All of its pages are there, and it is mapped nowhere.
 ///
 /// # Errors
 /// The system has no memory or no descriptor for it.
-pub(super) fn make(bytes: u64, near: Option<&Processors>) -> io::Result<Made> {
+pub(super) fn make(bytes: u64) -> io::Result<OwnedFd> {
     let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
     let file = memfd_create(c"nvshare-host", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, bytes)?;
@@ -51,20 +41,15 @@ pub(super) fn make(bytes: u64, near: Option<&Processors>) -> io::Result<Made> {
     let begin = unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, &file, 0)? };
     // SAFETY: the mapping just made. Where the kernel has no huge pages for shared memory, it uses small ones.
     let _ = unsafe { madvise(begin, length, Advice::LinuxHugepage) };
-    let touched = touch(begin as usize, length, near);
+    let touched = touch(begin as usize, length);
     // SAFETY: the mapping just made, which nothing uses any more.
     unsafe { munmap(begin, length)? };
-    touched.map(|near| Made { file, near })
+    touched.map(|()| file)
 }
 
-/// Has the kernel find all pages of a new mapping, by threads near a GPU. Returns where they ran.
-fn touch(
-    begin: usize,
-    length: usize,
-    near: Option<&Processors>,
-) -> io::Result<Option<io::Result<Processors>>> {
+/// Has the kernel find all pages of a new mapping, by several threads.
+fn touch(begin: usize, length: usize) -> io::Result<()> {
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    let processors = near.map_or(processors, |near| near.count().min(processors));
     let threads = (processors / 2).min(MOST_THREADS).min(length / LEAST).max(1);
     let share = length.div_ceil(threads).next_multiple_of(PAGE);
     thread::scope(|scope| {
@@ -76,23 +61,20 @@ fn touch(
                     // SAFETY: a part of the new mapping, which nobody else has; its pages become zeros.
                     unsafe { madvise((begin + from) as *mut _, bytes, Advice::LinuxPopulateWrite) }
                 };
-                // The mask is the new thread's own, and ends with it.
-                let bound = move || {
-                    let near = near.map(Processors::bind);
-                    populate().map(|()| near)
-                };
-                (populate, thread::Builder::new().name("nvshare-touch".to_owned()).spawn_scoped(scope, bound))
+                (
+                    populate,
+                    thread::Builder::new().name("nvshare-touch".to_owned()).spawn_scoped(scope, populate),
+                )
             })
             .collect();
-        let mut ran = None;
         for (populate, thread) in begun {
             match thread {
-                Ok(thread) => ran = thread.join().map_err(|_| io::ErrorKind::Other)??,
-                // If a thread cannot be started, this one does the work, and stays where it is.
+                Ok(thread) => thread.join().map_err(|_| io::ErrorKind::Other)??,
+                // If a thread cannot be started, this one does the work.
                 Err(_) => populate()?,
             }
         }
-        Ok(ran)
+        Ok(())
     })
 }
 
@@ -118,26 +100,7 @@ mod tests {
     use super::*;
 
     fn made(bytes: u64) -> OwnedFd {
-        make(bytes, None).unwrap().file
-    }
-
-    #[test]
-    fn a_segment_is_touched_near_the_gpu_and_by_no_other_thread() {
-        let before = Processors::of_this_thread().unwrap();
-        let near = before.last();
-        // More than one thread would touch this much, if there were processors for them.
-        let Made { file, near: ran } = make(32 * MIB, Some(&near)).unwrap();
-        assert_eq!(ran.unwrap().unwrap(), near);
-        assert_eq!(fstat(&file).unwrap().st_blocks as u64 * 512, 32 * MIB);
-        assert_eq!(Processors::of_this_thread().unwrap(), before, "the thread that asks stays as it was");
-        assert!(make(2 * MIB, None).unwrap().near.is_none());
-    }
-
-    #[test]
-    fn where_the_processors_cannot_be_used_a_segment_is_made_all_the_same() {
-        let Made { file, near } = make(2 * MIB, Some(&Processors::none_of_this_machine())).unwrap();
-        assert!(near.unwrap().is_err());
-        assert_eq!(fstat(&file).unwrap().st_blocks as u64 * 512, 2 * MIB);
+        make(bytes).unwrap()
     }
 
     #[test]

@@ -9,14 +9,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::units::{Bytes, MIB};
-use nvshare_proto::{GpuUuid, HostSegment, MOST_SEGMENTS, SEGMENT, Seldom};
+use nvshare_proto::{HostSegment, MOST_SEGMENTS, SEGMENT, Seldom};
 use tokio::sync::mpsc as channel;
 use tracing::{debug, info, warn};
 
 use super::ledger::Ledger;
 use super::most::Most;
-use super::processors::Processors;
-use super::segment::{self, Made};
+use super::segment;
 use super::{Budget, Job, Lot, MOST_NEWS, News, Owner, Shown};
 use crate::lock::lock;
 use crate::log;
@@ -56,8 +55,6 @@ struct Client {
     owner: Owner,
     /// The most that it may have.
     most: Most,
-    /// The GPU near which its segments are made.
-    gpu: Option<GpuUuid>,
     /// Bytes that it has from earlier schedulers, as far as they count.
     claims: BTreeMap<u64, u64>,
     news: channel::Sender<News>,
@@ -74,8 +71,6 @@ pub(super) struct Worker {
     /// Most bytes of a segment.
     largest: u64,
     clients: BTreeMap<u64, Client>,
-    /// The processors near GPUs, where they are known and can be used.
-    near: BTreeMap<GpuUuid, Processors>,
     /// Bytes that the machine can still give, if it says so.
     available: fn() -> Option<u64>,
     /// Empties a segment if nobody uses it, and says whether that is so.
@@ -104,7 +99,6 @@ impl Worker {
             most,
             largest: (budget.all / PARTS).clamp(SMALL, SEGMENT).next_multiple_of(GRANULE),
             clients: BTreeMap::new(),
-            near: BTreeMap::new(),
             available,
             empty_if_unused: segment::empty_if_unused,
             opens: Instant::now() + settle,
@@ -165,16 +159,8 @@ impl Worker {
         match job {
             Job::Open { client, owner, most, news } => {
                 let claims = BTreeMap::new();
-                let client_of = Client { owner, most, gpu: None, claims, news, told: None };
+                let client_of = Client { owner, most, claims, news, told: None };
                 self.clients.insert(client, client_of);
-            }
-            Job::Uses { client, gpu } => {
-                if let Some(client) = self.clients.get_mut(&client) {
-                    client.gpu = Some(gpu);
-                }
-            }
-            Job::Near { gpu, processors } => {
-                self.near.insert(gpu, processors);
             }
             Job::Make { client, bytes, answer } => {
                 let (lot, lacking) = self.make(client, bytes);
@@ -253,7 +239,7 @@ impl Worker {
     /// Makes segments for a client, up to what may leave its GPUs. Returns them, and the bytes for which there is no room.
     fn make(&mut self, client: u64, bytes: u64) -> (Lot, u64) {
         let bytes = bytes.min(self.left_of_memory(client));
-        let Some(&Client { owner, gpu, .. }) = self.clients.get(&client) else { return (Lot::new(), 0) };
+        let Some(&Client { owner, .. }) = self.clients.get(&client) else { return (Lot::new(), 0) };
         let mut lot = Lot::new();
         let mut lacking = bytes.min(MOST_SEGMENTS as u64 * self.largest);
         while lacking > 0 && lot.len() < MOST_SEGMENTS {
@@ -265,7 +251,7 @@ impl Worker {
             if bytes == 0 || is_full {
                 break;
             }
-            let Some(file) = self.piece(bytes, gpu) else { break };
+            let Some(file) = self.piece(bytes) else { break };
             let descriptor = Arc::new(file);
             if !self.ledger.take(owner, bytes) {
                 break;
@@ -299,14 +285,14 @@ impl Worker {
         }
     }
 
-    /// A segment of this many bytes, near this GPU; none: the machine has no room for it.
-    fn piece(&mut self, bytes: u64, gpu: Option<GpuUuid>) -> Option<OwnedFd> {
+    /// A segment of this many bytes; none: the machine has no room for it.
+    fn piece(&self, bytes: u64) -> Option<OwnedFd> {
         if (self.available)().is_some_and(|room| room < bytes + MARGIN) {
             return None;
         }
         let failed =
             |error: &io::Error| warn!("no segment of {} of the host's memory: {error}", Bytes(bytes));
-        self.touched(bytes, gpu).inspect_err(failed).ok()
+        segment::make(bytes).inspect_err(failed).ok()
     }
 
     /// Bytes that a client has.
@@ -320,23 +306,6 @@ impl Worker {
     fn left_of_memory(&self, client: u64) -> u64 {
         let most = self.clients.get(&client).map_or(0, |client| client.most.get());
         most.saturating_sub(self.has(client))
-    }
-
-    /// A new segment, made near a GPU.
-    fn touched(&mut self, bytes: u64, gpu: Option<GpuUuid>) -> io::Result<OwnedFd> {
-        let near = gpu.and_then(|gpu| Some((gpu, self.near.get(&gpu)?)));
-        let Made { file, near: ran } = segment::make(bytes, near.map(|(_, near)| near))?;
-        match (near, ran) {
-            (Some((gpu, _)), Some(Ok(ran))) => {
-                debug!("{} of the host's memory are made by the processors {ran}, near {gpu}", Bytes(bytes));
-            }
-            (Some((gpu, _)), Some(Err(error))) => {
-                debug!("from now on, memory of the host for {gpu} is made anywhere: {error}");
-                self.near.remove(&gpu);
-            }
-            _ => {}
-        }
-        Ok(file)
     }
 
     /// Frees segments that were given back and are not used. Looks at one, and at more until this time has passed. Returns whether any

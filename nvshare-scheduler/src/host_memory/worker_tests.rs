@@ -1,5 +1,6 @@
 use std::os::fd::AsFd;
 
+use nvshare_proto::GpuUuid;
 use rustix::fs::fstat;
 
 use super::*;
@@ -25,7 +26,6 @@ fn worker(most: usize, settle: Duration) -> Worker {
         let most = Most::default();
         most.set(&[(gpu(client as u8), ALL)].into());
         worker.work(Job::Open { client, owner: Owner::Client(client), most, news });
-        worker.work(Job::Uses { client, gpu: gpu(client as u8) });
     }
     worker
 }

@@ -7,7 +7,7 @@ use nvshare_proto::paths;
 
 use super::file::{self, Error, own_folder};
 use super::options::{OfGpu, Options};
-use crate::host_memory::{Budget, Descriptions};
+use crate::host_memory::Budget;
 use crate::metrics::Address;
 
 /// The settings that are in force.
@@ -23,8 +23,8 @@ pub struct Settings {
     pub file: Option<PathBuf>,
     /// File for settings made at run time; none, if there is no place for it.
     pub state: Option<PathBuf>,
-    /// The folders in which the machine describes its GPUs.
-    pub descriptions: Descriptions,
+    /// The folder in which the machine describes its GPUs.
+    pub descriptions: PathBuf,
     /// The address at which metrics are read, if they are.
     pub metrics: Option<Address>,
     /// The host's memory that clients may have, if any.
@@ -94,7 +94,7 @@ impl Options {
             admin: self.admin_socket.unwrap_or_else(|| paths::admin_socket(root)),
             file: path,
             state,
-            descriptions: Descriptions { gpus: self.gpu_descriptions, sysfs: self.sysfs },
+            descriptions: self.gpu_descriptions,
             metrics: self.metrics,
             host_memory,
             log: self.log.map_or(tracing::Level::INFO, |level| level.0),

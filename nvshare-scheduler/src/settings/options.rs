@@ -11,7 +11,6 @@ use nvshare_proto::{GpuUuid, env as names};
 
 use super::values::{Grace, HowTogether, Level, Memory, Size, Tq, path, text};
 use crate::gpus;
-use crate::host_memory;
 use crate::metrics::Address;
 
 /// Declares options, and how one set of them goes over another.
@@ -127,11 +126,6 @@ options! {
         #[serde(skip)]
         #[arg(long, value_name = "PATH", default_value = gpus::DESCRIPTIONS, hide = true)]
         gpu_descriptions: PathBuf,
-
-        /// Folder in which the kernel describes devices
-        #[serde(skip)]
-        #[arg(long, value_name = "PATH", default_value = host_memory::SYSFS, hide = true)]
-        sysfs: PathBuf,
 
         /// What a file says of single GPUs.
         #[arg(skip)]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use nvshare_core::Config;
 use nvshare_proto::codec::Frames;
 use nvshare_proto::{Register, Reply, Request};
-use nvshare_scheduler::host_memory::{Budget, Descriptions};
+use nvshare_scheduler::host_memory::Budget;
 use nvshare_scheduler::seats::Opened;
 use nvshare_scheduler::server::{self, Setup, Stopped};
 use nvshare_scheduler::settings::Store;
@@ -46,7 +46,7 @@ impl Server {
             changes,
             store: Store::default(),
             seats: Opened::open(folder.join("seats"), None).0,
-            descriptions: Descriptions { gpus: folder.join("none"), sysfs: folder.join("none") },
+            descriptions: folder.join("none"),
             metrics: None,
             host_memory,
         };

@@ -76,42 +76,6 @@ fn memory_of_the_host_comes_from_the_scheduler() {
     assert!(scheduler.log().contains("free again"));
 }
 
-/// The processor that the kernel names last among those that this program, and so the scheduler, may use.
-fn last_processor() -> String {
-    let status = std::fs::read_to_string("/proc/self/status").expect("this process");
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("a list");
-    list.trim().rsplit(['-', ',']).next().expect("a number").to_owned()
-}
-
-#[test]
-fn memory_of_the_host_is_made_by_the_processors_near_the_gpu() {
-    const BUS: &str = "0000:65:00.0";
-    const GPU: &str = "GPU-51600000-0000-4000-8000-000000000000";
-    let world = World::simulated(CARD);
-    let (gpus, sysfs) = (world.dir().join("gpus"), world.dir().join("sys"));
-    let near = last_processor();
-    let device = sysfs.join("bus/pci/devices").join(BUS);
-    for (folder, name, text) in [
-        (gpus.join(BUS), "information", format!("Model: Tesla T4\nGPU UUID: {GPU}\n")),
-        (device.clone(), "numa_node", "0\n".to_owned()),
-        (device, "local_cpulist", format!("{near}\n")),
-    ] {
-        std::fs::create_dir_all(&folder).expect("a folder");
-        std::fs::write(folder.join(name), text).expect("a file");
-    }
-    let [gpus, sysfs] = [gpus, sysfs].map(|folder| folder.to_string_lossy().into_owned());
-    let machine = ["--gpu-descriptions", &gpus, "--sysfs", &sysfs];
-    let options = ["--gpu-memory", "1GiB", "--tq", "0.1", "--host-memory", "4GiB"];
-    let scheduler = Scheduler::start(&world, &[&options[..], &machine].concat());
-    let jobs = turns(&world, JOB);
-    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 2);
-    world.stop_intact(jobs);
-    let log = scheduler.log();
-    let made: Vec<&str> = log.lines().filter(|line| line.contains("are made by the processors")).collect();
-    let expected = format!("by the processors {near}, near {GPU}");
-    assert!(!made.is_empty() && made.iter().all(|line| line.ends_with(&expected)), "{expected}: {made:#?}");
-}
-
 #[test]
 fn programs_get_no_more_than_their_parts_and_the_budget() {
     let world = World::simulated(CARD);
