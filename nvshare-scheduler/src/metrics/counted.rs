@@ -75,7 +75,6 @@ impl Counters {
                 Source::OfScheduler(_)
                 | Source::Rows(..)
                 | Source::OfGpu(_)
-                | Source::TotalOfGpu(_)
                 | Source::OfTenant(_)
                 | Source::SumOfTenant(..) => {}
             }
@@ -243,7 +242,6 @@ impl Counted {
                 bytes: happened.bytes.unwrap_or(0),
                 took: happened.took.map(|took| took.as_secs_f64()),
                 waited: waited_since.filter(|_| kind == EventKind::Running).map(seconds),
-                held: held_since.filter(|_| client.holds.is_none()).map(seconds),
                 free: freed.filter(|&freed| waited_since.is_some_and(|since| since <= freed)).map(seconds),
             };
             self.counters.count(&moment, times);
@@ -374,7 +372,6 @@ mod tests {
             ("gpu_evicted_bytes_total", "a", 500.0),
             ("gpu_restored_bytes_total", "b", 700.0),
             ("gpu_grants_total", "b", 1.0),
-            ("gpu_hold_seconds_sum", "", 15.0),
             ("gpu_drain_seconds_sum", "", 3.0),
             ("gpu_hand_over_seconds_sum", "", 9.0),
             ("gpu_evict_seconds_sum", "", 4.0),
@@ -476,7 +473,7 @@ mod tests {
         }
         let text = world.text();
         let series = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
-        assert!(series("nvshare_gpu_hold_seconds_count") <= 65, "GPUs");
+        assert!(series("nvshare_gpu_wait_seconds_count") <= 65, "GPUs");
         assert!(series("nvshare_gpu_grants_total") <= 1100, "tenants");
         assert!(series("nvshare_tenant_copied_out_bytes_total") <= 1100, "tenants as a whole");
         assert!(text.contains("gpu_uuid=\"other\""));

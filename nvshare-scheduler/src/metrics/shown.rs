@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus, SeatName, SeatStatus};
+use nvshare_proto::{ClientStatus, GpuStatus, SeatName, SeatStatus};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::TypedMetric;
-use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::table::{METRICS, Metric, Source, TenantNow};
@@ -44,20 +43,9 @@ fn tenants<'a>(
 ) -> BTreeMap<OfTenant, TenantNow> {
     let mut tenants: BTreeMap<OfTenant, TenantNow> = BTreeMap::new();
     for (client, of) in clients {
-        let holds = matches!(
-            client.state,
-            ClientState::Running
-                | ClientState::Draining
-                | ClientState::Restoring
-                | ClientState::Idle
-                | ClientState::Free
-        );
-        let waits = matches!(client.state, ClientState::Waiting | ClientState::Blocked | ClientState::Next);
         for usage in &client.usage {
             let tenant = counters.tenants().figures_in(&mut tenants, &of, Some(usage.gpu));
             tenant.clients += 1;
-            tenant.holding += u64::from(holds);
-            tenant.waiting += u64::from(waits);
             tenant.stuck += u64::from(client.stuck);
             tenant.allocated = tenant.allocated.saturating_add(usage.allocated);
             tenant.resident = tenant.resident.saturating_add(usage.allocated.saturating_sub(usage.absent));
@@ -124,10 +112,6 @@ impl Collector for Shown {
                 }
                 Source::OfGpu(figure) => {
                     let of = |gpu: &GpuStatus| (OfGpu::new(gpu.gpu), ConstGauge::new(figure(gpu)));
-                    family(encoder, metric, now.gpus.iter().map(of))?;
-                }
-                Source::TotalOfGpu(figure) => {
-                    let of = |gpu: &GpuStatus| (OfGpu::new(gpu.gpu), ConstCounter::new(figure(gpu)));
                     family(encoder, metric, now.gpus.iter().map(of))?;
                 }
                 Source::OfTenant(figure) => {

@@ -10,7 +10,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
 use super::Snapshot;
-use Source::{Event, Loop, OfGpu, OfScheduler, OfTenant, Rows, Said, SumOfTenant, Time, Took, TotalOfGpu};
+use Source::{Event, Loop, OfGpu, OfScheduler, OfTenant, Rows, Said, SumOfTenant, Time, Took};
 
 /// A metric.
 #[derive(Debug)]
@@ -44,8 +44,6 @@ pub(super) enum Source {
     Rows(&'static [&'static str], fn(&Snapshot) -> Vec<Row>),
     /// A figure of a GPU.
     OfGpu(fn(&GpuStatus) -> f64),
-    /// A figure of a GPU that never falls.
-    TotalOfGpu(fn(&GpuStatus) -> u64),
     /// A figure of a tenant on a GPU.
     OfTenant(fn(&TenantNow) -> u64),
     /// The sum over a tenant's clients, on whatever GPU; and whether there is such a thing.
@@ -73,8 +71,6 @@ pub(super) struct Moment {
     pub(super) took: Option<f64>,
     /// For how long the client had waited, at the event that opens its gate.
     pub(super) waited: Option<f64>,
-    /// For how long the client had held the GPU, at the event that ends it.
-    pub(super) held: Option<f64>,
     /// For how long the GPU had been free while the client waited, at the event that opens its gate.
     pub(super) free: Option<f64>,
 }
@@ -90,8 +86,6 @@ pub(super) struct Passed {
 #[derive(Debug, Default)]
 pub(super) struct TenantNow {
     pub(super) clients: u64,
-    pub(super) holding: u64,
-    pub(super) waiting: u64,
     pub(super) stuck: u64,
     pub(super) allocated: u64,
     pub(super) resident: u64,
@@ -127,7 +121,7 @@ impl Source {
     /// The type that readers are told.
     pub(super) fn kind(&self) -> MetricType {
         match self {
-            Self::Event(_) | Self::Time(_) | Self::Said(_) | Self::TotalOfGpu(_) => MetricType::Counter,
+            Self::Event(_) | Self::Time(_) | Self::Said(_) => MetricType::Counter,
             Self::Took(..) | Self::Loop(_) => MetricType::Histogram,
             Self::OfScheduler(_)
             | Self::Rows(..)
@@ -143,7 +137,7 @@ impl Source {
         match self {
             Self::Loop(_) | Self::OfScheduler(_) => &[],
             Self::Rows(labels, _) => labels,
-            Self::Took(..) | Self::OfGpu(_) | Self::TotalOfGpu(_) => GPU,
+            Self::Took(..) | Self::OfGpu(_) => GPU,
             Self::Event(_) | Self::Time(_) | Self::OfTenant(_) => TENANT,
             Self::Said(_) | Self::SumOfTenant(..) => &TENANT[1..],
         }
@@ -207,7 +201,6 @@ pub(super) const METRICS: &[Metric] = &[
         Event(|moment| (moment.kind == EventKind::Deferred).then_some(1)),
     ),
     metric("gpu_wait_seconds", "From REQ_LOCK to the open gate", "", Took(TURNS, |moment| moment.waited)),
-    metric("gpu_hold_seconds", "From the open gate to drained", "", Took(TURNS, |moment| moment.held)),
     metric(
         "gpu_drain_seconds",
         "From DROP_LOCK to drained",
@@ -238,12 +231,6 @@ pub(super) const METRICS: &[Metric] = &[
         "The scheduler's version",
         "; the figure is 1",
         Rows(&["version"], |snapshot| vec![(vec![snapshot.scheduler.version.clone()], 1)]),
-    ),
-    metric(
-        "uptime_seconds",
-        "Time since the scheduler started",
-        "",
-        OfScheduler(|scheduler| Some(scheduler.uptime_s)),
     ),
     metric(
         "scheduling_enabled",
@@ -313,34 +300,8 @@ pub(super) const METRICS: &[Metric] = &[
         "",
         OfGpu(|gpu| gpu.quantum_ms as f64 / 1e3),
     ),
-    metric("gpu_holders", "Clients that hold the GPU's lock", "", OfGpu(|gpu| gpu.holders.len() as f64)),
     metric("gpu_waiters", "Clients that wait for the GPU's lock", "", OfGpu(|gpu| gpu.waiters.len() as f64)),
-    metric(
-        "gpu_turns_by_measure",
-        "1: clients that fit take turns, as they get more done so",
-        "",
-        OfGpu(|gpu| f64::from(u8::from(gpu.by_measure))),
-    ),
-    metric(
-        "gpu_side_by_side_ratio",
-        "What clients get done side by side, of what they get done by turns; 0: not measured",
-        "",
-        OfGpu(|gpu| f64::from(gpu.side_by_side) / 1e3),
-    ),
-    metric("gpu_turns", "Turns taken", "", TotalOfGpu(|gpu| gpu.turns)),
     metric("tenant_clients", "Clients of the tenant that use the GPU", "", OfTenant(|tenant| tenant.clients)),
-    metric(
-        "tenant_holding",
-        "Clients of the tenant that hold the GPU's lock",
-        "",
-        OfTenant(|tenant| tenant.holding),
-    ),
-    metric(
-        "tenant_waiting",
-        "Clients of the tenant that wait for the GPU's lock",
-        "",
-        OfTenant(|tenant| tenant.waiting),
-    ),
     metric("tenant_stuck", "Clients of the tenant that do not answer", "", OfTenant(|tenant| tenant.stuck)),
     metric(
         "tenant_allocated_bytes",
