@@ -365,13 +365,13 @@ mod tests {
         world.now += Duration::from_secs(6);
         world.counted.count_all(world.now);
         for (name, program, expected) in [
-            ("gpu_held_seconds_total", "a", 15.0),
-            ("gpu_waited_seconds_total", "a", 1.0),
-            ("gpu_held_seconds_total", "b", 6.0),
-            ("gpu_waited_seconds_total", "b", 22.0),
-            ("gpu_evicted_bytes_total", "a", 500.0),
-            ("gpu_restored_bytes_total", "b", 700.0),
-            ("gpu_grants_total", "b", 1.0),
+            ("tenant_held_seconds_total", "a", 15.0),
+            ("tenant_waited_seconds_total", "a", 1.0),
+            ("tenant_held_seconds_total", "b", 6.0),
+            ("tenant_waited_seconds_total", "b", 22.0),
+            ("tenant_evicted_bytes_total", "a", 500.0),
+            ("tenant_restored_bytes_total", "b", 700.0),
+            ("tenant_grants_total", "b", 1.0),
             ("gpu_drain_seconds_sum", "", 3.0),
             ("gpu_hand_over_seconds_sum", "", 9.0),
             ("gpu_evict_seconds_sum", "", 4.0),
@@ -419,14 +419,14 @@ mod tests {
         world.copied(1, [5, 0]);
         world.after(1, 1, EventKind::Gone, 0, None);
         world.counted.counters.forget_old(Duration::from_secs(10_000));
-        assert_eq!(world.value("gpu_grants_total", "a"), Some(2.0), "one is still there");
+        assert_eq!(world.value("tenant_grants_total", "a"), Some(2.0), "one is still there");
         assert_eq!(world.value("tenant_copied_out_bytes_total", "a"), Some(5.0));
         world.after(1, 2, EventKind::Gone, 0, None);
         world.counted.counters.forget_old(SHOWN_AFTER_END);
-        assert_eq!(world.value("gpu_grants_total", "a"), Some(2.0));
+        assert_eq!(world.value("tenant_grants_total", "a"), Some(2.0));
         world.counted.counters.forget_old(SHOWN_AFTER_END + Duration::from_secs(3));
-        assert_eq!(world.value("gpu_grants_total", "a"), None);
-        assert_eq!(world.value("gpu_held_seconds_total", "a"), None);
+        assert_eq!(world.value("tenant_grants_total", "a"), None);
+        assert_eq!(world.value("tenant_held_seconds_total", "a"), None);
         assert_eq!(world.value("tenant_copied_out_bytes_total", "a"), None);
         assert!(world.counted.clients.is_empty());
     }
@@ -442,7 +442,7 @@ mod tests {
         }
         let lines = world.text().lines().count() - empty;
         assert!(lines < 2000, "{lines} lines");
-        let grants = |world: &World, program: &str| world.value("gpu_grants_total", program);
+        let grants = |world: &World, program: &str| world.value("tenant_grants_total", program);
         assert_eq!((grants(&world, "name-0"), grants(&world, "name-1999")), (Some(1.0), None));
         world.passes(9999, GPU, 2, "late");
         assert_eq!(grants(&world, "late"), Some(1.0), "it is another user's");
@@ -452,7 +452,7 @@ mod tests {
             let lines = text.lines().filter(|line| line.starts_with(&format!("nvshare_{name}_total{{")));
             lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
         };
-        assert_eq!(counted("gpu_grants"), 2001.0);
+        assert_eq!(counted("tenant_grants"), 2001.0);
         assert_eq!(counted("tenant_copied_out_bytes"), 20_010.0);
         // Places become free again, and what was counted together stays.
         world.counted.counters.forget_old(SHOWN_AFTER_END + Duration::from_secs(1));
@@ -474,7 +474,7 @@ mod tests {
         let text = world.text();
         let series = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
         assert!(series("nvshare_gpu_wait_seconds_count") <= 65, "GPUs");
-        assert!(series("nvshare_gpu_grants_total") <= 1100, "tenants");
+        assert!(series("nvshare_tenant_grants_total") <= 1100, "tenants");
         assert!(series("nvshare_tenant_copied_out_bytes_total") <= 1100, "tenants as a whole");
         assert!(text.contains("gpu_uuid=\"other\""));
     }

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use nvshare_proto::{ClientStatus, GpuStatus, GpuUuid, ProcessInfo, SchedulerStatus, SeatName, SeatStatus};
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 
 pub(crate) use counted::{Counted, Counters};
 pub(crate) use http::{Question, serve};
@@ -76,8 +76,8 @@ impl OfGpu {
     }
 }
 
-/// The tenant and the GPU of a figure, as labels. Unknown parts are empty, which Prometheus treats as absent.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, EncodeLabelSet)]
+/// The tenant and the GPU of a figure, as labels. Parts that are not known are empty, and readers do not get them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct OfTenant {
     pub(crate) gpu_uuid: String,
     pub(crate) user: String,
@@ -86,6 +86,27 @@ pub(crate) struct OfTenant {
     pub(crate) job: String,
     pub(crate) seat: String,
     pub(crate) program: String,
+}
+
+impl EncodeLabelSet for OfTenant {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
+        let labels = [
+            ("gpu_uuid", &self.gpu_uuid),
+            ("user", &self.user),
+            ("pod_uid", &self.pod_uid),
+            ("container_id", &self.container_id),
+            ("job", &self.job),
+            ("seat", &self.seat),
+            ("program", &self.program),
+        ];
+        Vec::from_iter(
+            labels
+                .into_iter()
+                .filter(|(_, value)| !value.is_empty())
+                .map(|(label, value)| (label, value.as_str())),
+        )
+        .encode(encoder)
+    }
 }
 
 impl OfTenant {
@@ -120,6 +141,8 @@ impl OfTenant {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use nvshare_proto::{Given, Holder, Seat, Slot};
     use prometheus_client::metrics::MetricType;
 
@@ -158,28 +181,45 @@ mod tests {
         SeatStatus { name: seat.name(), seat, holder: Some(holder), clients: vec![2] }
     }
 
+    /// A process of which all is known.
+    fn described() -> ProcessInfo {
+        ProcessInfo {
+            pod: Some("7d0c5a3e".into()),
+            container: Some("c0ffee".into()),
+            job: Some("42".into()),
+            user: 1000,
+            ..ProcessInfo::default()
+        }
+    }
+
     /// A text that contains each metric.
     fn sample() -> String {
         use nvshare_core::{Incident, Time};
-        use nvshare_proto::{EventKind, Usage};
+        use nvshare_proto::EventKind::{self, Deferred, Evicted, Granted, Refused, Restored};
+        use nvshare_proto::Usage;
         use prometheus_client::registry::Registry;
 
         let gpu = GpuUuid([7; 16]);
         let mut registry = Registry::with_prefix("nvshare");
         let counters = std::sync::Arc::new(Counters::new(&mut registry));
         let mut counted = Counted::new(counters.clone());
-        counted.expect(1, OfTenant::of(None, "a \"quoted\" name"));
+        let known = described();
+        counted.expect(1, OfTenant::of(Some(&known), "a \"quoted\" name"));
         counted.expect(2, OfTenant::of_seat(held_seat(gpu).name));
-        let mut happens = |kind, client| {
+        let happens = |counted: &mut Counted, kind, client| {
             let gpus = vec![gpu];
             let happened =
                 Incident { kind, client: Some(client), gpus, bytes: Some(1), took: Some(Time::ZERO) };
             counted.record(&happened, Time::ZERO);
         };
-        happens(EventKind::Waiting, 2);
-        EventKind::ALL.into_iter().for_each(|kind| happens(kind, 1));
-        happens(EventKind::Running, 2);
-        counted.said(2, &nvshare_proto::Counters::default());
+        happens(&mut counted, EventKind::Waiting, 2);
+        for kind in [Granted, Evicted, Restored, Refused, Deferred] {
+            happens(&mut counted, kind, 2);
+        }
+        happens(&mut counted, EventKind::Registered, 1);
+        [1, 2].into_iter().for_each(|client| counted.said(client, &nvshare_proto::Counters::default()));
+        EventKind::ALL.into_iter().for_each(|kind| happens(&mut counted, kind, 1));
+        happens(&mut counted, EventKind::Running, 2);
         let usage = Usage { gpu, total: 9, limit: 8, allocated: 7, absent: 1, immovable: 0 };
         let client = |id, name: &str| ClientStatus {
             name: name.to_owned(),
@@ -187,7 +227,8 @@ mod tests {
             usage: vec![usage],
             ..ClientStatus::parked(id)
         };
-        let clients = vec![client(1, "a \"quoted\" name"), client(2, "chosen by its program")];
+        let mut clients = vec![client(1, "a \"quoted\" name"), client(2, "chosen by its program")];
+        clients[0].process = Some(known);
         let scheduler = SchedulerStatus {
             version: "1".to_owned(),
             pid: 1,
@@ -200,7 +241,11 @@ mod tests {
         let shown = shown::Shown::new(counters);
         shown.set(Snapshot {
             scheduler,
-            gpus: vec![GpuStatus::idle(gpu)],
+            gpus: vec![GpuStatus {
+                index: Some(0),
+                name: Some("Tesla T4".to_owned()),
+                ..GpuStatus::idle(gpu)
+            }],
             clients,
             seats: vec![held_seat(gpu)],
             memory: Default::default(),
@@ -310,13 +355,19 @@ mod tests {
             let of = |line: &&str| ends.iter().any(|name| line.split(['{', ' ']).next() == Some(name));
             let series: Vec<&str> = text.lines().filter(of).collect();
             assert!(!series.is_empty(), "the sample has no {name}");
+            let mut shown = BTreeSet::new();
             for line in series {
                 let keys = line.split_once('{').and_then(|(_, rest)| Some(keys(rest.rsplit_once('}')?.0)));
-                let mut keys = keys.unwrap_or_default();
-                // A tenant as a whole has an empty one, which is as good as none.
-                keys.retain(|key| labels.contains(&key.as_str()) || !line.contains(&format!("{key}=\"\"")));
-                assert_eq!(keys, labels, "{line}");
+                let keys = keys.unwrap_or_default();
+                assert!(!line.contains("=\"\""), "an empty label: {line}");
+                // A tenant has the labels that are known of it.
+                let mut known = labels.to_vec();
+                known.retain(|label| !labels.contains(&"program") || keys.iter().any(|key| key == label));
+                shown.extend(known.iter().copied());
+                assert_eq!(keys, known, "{line}");
             }
+            let missing: Vec<_> = labels.iter().filter(|label| !shown.contains(*label)).collect();
+            assert!(missing.is_empty(), "{name}: the sample has no {missing:?}");
         }
     }
 

@@ -50,7 +50,7 @@ fn tenants<'a>(
             tenant.allocated = tenant.allocated.saturating_add(usage.allocated);
             tenant.resident = tenant.resident.saturating_add(usage.allocated.saturating_sub(usage.absent));
             // The tenant's processes share one limit.
-            tenant.limit = tenant.limit.max(usage.limit);
+            tenant.limit = tenant.limit.max(Some(usage.limit).filter(|&limit| limit > 0));
         }
     }
     tenants
@@ -105,7 +105,10 @@ impl Collector for Shown {
                     }
                 }
                 Source::Rows(labels, rows) => {
-                    let labelled = |values: Vec<String>| Vec::from_iter(labels.iter().copied().zip(values));
+                    let labelled = |values: Vec<String>| {
+                        let labels = labels.iter().copied().zip(values);
+                        Vec::from_iter(labels.filter(|(_, value)| !value.is_empty()))
+                    };
                     let rows = rows(now).into_iter();
                     let figures = rows.map(|(values, figure)| (labelled(values), ConstGauge::new(figure)));
                     family(encoder, metric, figures)?;
@@ -115,9 +118,10 @@ impl Collector for Shown {
                     family(encoder, metric, now.gpus.iter().map(of))?;
                 }
                 Source::OfTenant(figure) => {
-                    let figures =
-                        tenants.iter().map(|(of, tenant)| (of.clone(), ConstGauge::new(figure(tenant))));
-                    family(encoder, metric, figures)?;
+                    let of = |(of, tenant): (&OfTenant, &TenantNow)| {
+                        Some((of.clone(), ConstGauge::new(figure(tenant)?)))
+                    };
+                    family(encoder, metric, tenants.iter().filter_map(of))?;
                 }
                 Source::SumOfTenant(is_there, figure) => {
                     if is_there(&now.scheduler) {

@@ -51,8 +51,8 @@ fn metrics_count_the_work_of_two_programs() {
     wait_until("what has moved is counted", || {
         text = get("/metrics").1;
         let moved = |name: &str| value(&text, name, "nvshare") > f64::from(1 << 29);
-        moved("nvshare_gpu_evicted_bytes_total")
-            && moved("nvshare_gpu_restored_bytes_total")
+        moved("nvshare_tenant_evicted_bytes_total")
+            && moved("nvshare_tenant_restored_bytes_total")
             // Managed memory is copied whole.
             && moved("nvshare_tenant_copied_out_bytes_total")
             && moved("nvshare_tenant_copied_in_bytes_total")
@@ -63,13 +63,13 @@ fn metrics_count_the_work_of_two_programs() {
     assert_eq!(value(&text, "nvshare_tenant_clients", "nvshare"), 2.0);
     assert_eq!(value(&text, "nvshare_tenant_allocated_bytes", "nvshare"), f64::from(2 * (768 << 20)));
     assert_eq!(value(&text, "nvshare_gpu_capacity_bytes", ""), f64::from(1 << 30));
-    assert!(value(&text, "nvshare_gpu_grants_total", "nvshare") >= 4.0);
+    assert!(value(&text, "nvshare_tenant_grants_total", "nvshare") >= 4.0);
     assert!(value(&text, "nvshare_gpu_hand_over_seconds_count", "") >= 1.0);
     assert!(value(&text, "nvshare_scheduler_loop_seconds_count", "") >= 10.0);
-    let held = value(&text, "nvshare_gpu_held_seconds_total", "nvshare");
+    let held = value(&text, "nvshare_tenant_held_seconds_total", "nvshare");
     // The held time grows while a client holds the GPU.
     wait_until("held time grows", || {
-        value(&get("/metrics").1, "nvshare_gpu_held_seconds_total", "nvshare") > held
+        value(&get("/metrics").1, "nvshare_tenant_held_seconds_total", "nvshare") > held
     });
     world.stop_intact(jobs);
 }
