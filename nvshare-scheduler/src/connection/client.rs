@@ -277,7 +277,7 @@ impl Client<'_> {
         Continue(())
     }
 
-    /// The client says what it has on a GPU: memory of the host for that is made near it.
+    /// The client says what it has on a GPU: as much of the host's memory may be its own.
     fn uses(&mut self, usage: &Usage) {
         if let Some(host) = &mut self.host {
             host.uses(usage);

@@ -46,7 +46,7 @@ impl NvmlThread {
             let nvml = match Nvml::init() {
                 Ok(nvml) => nvml,
                 Err(error) => {
-                    info!("no NVML ({error}): GPUs are as large as their clients say");
+                    info!("no NVML ({}): GPUs are as large as their clients say", why(&error));
                     return;
                 }
             };
@@ -79,6 +79,14 @@ impl NvmlThread {
     }
 }
 
+/// Why NVML cannot be opened. The loader's own words name the library: no second error stands around them.
+fn why(error: &NvmlError) -> String {
+    match error {
+        NvmlError::LibloadingError(error) => error.to_string(),
+        error => error.to_string(),
+    }
+}
+
 /// Most GPUs that are logged, once each, as unknown to NVML.
 const MOST_SILENT: usize = 64;
 
@@ -103,4 +111,16 @@ fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<Seen, NvmlError> {
     }
     let listed = listed.into_values().fold(0, u64::saturating_add);
     Ok(Seen { total: memory.total, used, unowned: memory.used.saturating_sub(listed) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_missing_is_one_error() {
+        let path = std::ffi::OsStr::new("/no/such/libnvidia-ml.so.1");
+        let error = Nvml::builder().lib_path(path).init().expect_err("there is none");
+        assert!(why(&error).starts_with("/no/such/libnvidia-ml.so.1: "), "{}", why(&error));
+    }
 }
