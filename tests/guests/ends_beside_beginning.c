@@ -9,7 +9,7 @@ static void *begin(void *none) {
     return none;
 }
 int main(void) {
-    const char *held = getenv("NVSIM_HELD_CAPTURE");
+    const char *held = held_file();
     char waits[512];
     void *ending, *graph;
     uint32_t seen = 0;

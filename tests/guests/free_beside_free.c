@@ -4,12 +4,12 @@
 static char waits[512];
 static void *let_go(void *argument) {
     sleep(1);
-    CHECK(unlink(getenv("NVSIM_HELD_FREE")));
+    CHECK(unlink(held_file()));
     return argument;
 }
 int main(void) {
     pthread_t thread;
-    const char *held = getenv("NVSIM_HELD_FREE");
+    const char *held = held_file();
     snprintf(waits, sizeof waits, "%s.waits", held);
     start();
     load_kernel();

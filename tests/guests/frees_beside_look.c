@@ -16,7 +16,7 @@ static void *frees(void *held) {
 }
 int main(void) {
     pthread_t thread;
-    char *held = getenv("NVSIM_HELD_LOOK");
+    char *held = held_file();
     EXPECT(held);
     start();
     load_kernel();

@@ -11,7 +11,7 @@ int main(void) {
     void *description, *green, *derived;
     char resource[144], waits[512];
     pthread_t thread;
-    EXPECT(held = getenv("NVSIM_HELD_OUT"));
+    EXPECT(held = held_file());
     snprintf(waits, sizeof waits, "%s.waits", held);
     start();
     CHECK(FN(cuDeviceGetDevResource)(0, resource, 1));

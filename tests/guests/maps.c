@@ -279,7 +279,7 @@ static void restored(void) {
     size_t bytes = 300 * MIB;
     uint32_t rounds = 0;
     void *other;
-    char *held = getenv("NVSIM_HELD_ACCESS");
+    char *held = held_file();
     pthread_t thread;
     uint64_t at = range(bytes), handle = create(bytes, ON_CARD);
     map(at, bytes, handle);

@@ -11,7 +11,7 @@ static void *allocates(void *argument) {
 int main(void) {
     pthread_t thread;
     char waits[512];
-    const char *held = getenv("NVSIM_HELD_ALLOCATIONS");
+    const char *held = held_file();
     EXPECT(held);
     snprintf(waits, sizeof waits, "%s.waits", held);
     start();

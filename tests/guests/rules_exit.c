@@ -38,13 +38,14 @@ static void *allocate(void *none) {
 /* Another thread is about to get memory when the process exits. */
 static void a_move_under_way_stops(void) {
     int status, said[2];
-    char line[200] = "", waits[sizeof held_path + 6];
+    char line[200] = "", waits[sizeof held_path + 6], held[sizeof held_path + 12];
     EXPECT(mkstemp(held_path) >= 0 && pipe(said) == 0);
     pid_t pid = fork();
     if (pid == 0) {
         pthread_t thread;
         dup2(said[1], 2);
-        setenv("NVSIM_HELD_ALLOCATIONS", held_path, 1);
+        snprintf(held, sizeof held, "allocations:%s", held_path);
+        setenv("NVSIM_HELD", held, 1);
         start();
         CHECK(pthread_create(&thread, NULL, allocate, NULL));
         snprintf(waits, sizeof waits, "%s.waits", held_path);

@@ -170,7 +170,7 @@ fn a_green_context_ends_when_copies_in_it_are_over() {
     let world = World::with_memory("swap", &[CARD, &[("NVSHARE_CONTENT", "off")]].concat());
     let held = world.dir().join("held").to_string_lossy().into_owned();
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let guest = Program::guest(&world, "green_ends_held", &[]).env("NVSIM_HELD_OUT", &held).start();
+    let guest = Program::guest(&world, "green_ends_held", &[]).holds_up("out", &held).start();
     wait_until("the guest has its memory", || guest.out().contains("ready") || !guest.lives());
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --steps 20").start();
     guest.finish().passed();

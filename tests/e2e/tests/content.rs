@@ -316,7 +316,7 @@ fn a_free_does_not_wait_for_a_look_beside_the_programs_work() {
     // A look is held up before the kernel is in its stream: no work of the device is in the way.
     let held = world.dir().join("held");
     let guest = Program::guest(&world, "frees_beside_look", &[]);
-    let guest = guest.env("NVSIM_HELD_LOOK", &held.to_string_lossy()).until_told().start();
+    let guest = guest.holds_up("look", &held).until_told().start();
     wait_until("the guest has its memory, and it can be looked at", || {
         assert!(guest.lives(), "{}", guest.log());
         guest.out().contains("ready") && guest.log().contains(LOADED)

@@ -55,7 +55,7 @@ impl Exchange {
         let mut jobs = ["a", "b"].map(|name| {
             let hold = world.dir().join(format!("held-{name}"));
             let program = Program::workload(&world, name, args).until_told().waits_for_go();
-            (program.env("NVSIM_HELD_OUT", &hold.to_string_lossy()).start(), Hold(hold))
+            (program.holds_up("out", &hold).start(), Hold(hold))
         });
         Running::go(&[&jobs[0].0, &jobs[1].0]);
         // The scheduler has been told of room that the first of the two has made, and that is not all of it.
@@ -178,7 +178,7 @@ fn what_needs_no_copy_leaves_before_what_is_copied() {
     let held = world.dir().join("held");
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1", "--grace", "600"]);
     let guest = Program::guest(&world, "leaves_in_order", &[]).until_told();
-    let guest = guest.env("NVSIM_HELD_OUT", &held.to_string_lossy()).start();
+    let guest = guest.holds_up("out", &held).start();
     // 384 MiB of the guest's 512 have to leave: by their size, first those that change.
     let other = Program::workload(&world, "other", "--memory 896MiB --block 64MiB --kernel-us 1000");
     let other = other.until_told().start();

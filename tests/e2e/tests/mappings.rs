@@ -60,7 +60,7 @@ fn a_restore_of_much_memory_under_one_handle_is_given_up_in_its_middle() {
     let held = world.dir().join("held");
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1", "--grace", "600"]);
     let other = Program::workload(&world, "other", "--memory 832MiB --block 64MiB --kernel-us 2000");
-    let guest = maps(&world, "pool").env("EXPORTABLE", "1").env("NVSIM_HELD_IN", &held.to_string_lossy());
+    let guest = maps(&world, "pool").env("EXPORTABLE", "1").holds_up("in", &held);
     let (guest, other) = (guest.start(), other.until_told().start());
     Scheduler::until_turns(&world, &[&guest, &other], 3);
     let absent =
@@ -113,7 +113,7 @@ fn a_context_ends_while_memory_comes_back() {
     let held = world.dir().join("held").to_string_lossy().into_owned();
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let other = Program::workload(&world, "other", "--memory 832MiB --block 64MiB --kernel-us 2000");
-    let guest = maps(&world, "restored").env("NVSIM_HELD_ACCESS", &held).start();
+    let guest = maps(&world, "restored").holds_up("access", &held).start();
     let other = other.until_told().start();
     Scheduler::until_turns(&world, &[&guest, &other], 4);
     both_are_intact(&world, guest, other);

@@ -64,7 +64,7 @@ fn an_allocation_that_the_lock_overtakes_is_charged_and_populated(memory: &str) 
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let held = world.dir().join("held");
     let guest = Program::guest(&world, "overtaken", &[]);
-    let guest = guest.env("NVSIM_HELD_ALLOCATIONS", &held.to_string_lossy()).until_told().start();
+    let guest = guest.holds_up("allocations", &held).until_told().start();
     // The allocation is under way, and the holder has waited in vain for memory that it is told to restore. Where the library maps the
     // memory, it is the holder that asks the driver for it.
     let state = if memory == "swap" { ClientState::Restoring } else { ClientState::Running };
@@ -139,8 +139,7 @@ fn an_eviction_waits_for_an_allocation_that_is_under_way(memory: &str) {
     let held = world.dir().join("held");
     let listener = PlayedScheduler::listen(&world);
     let guest = Program::guest(&world, "pool_beside_host_function", &[]);
-    let held_path = held.to_string_lossy().into_owned();
-    let guest = guest.env("NVSIM_HELD_ALLOCATIONS", &held_path).until_told().start();
+    let guest = guest.holds_up("allocations", &held).until_told().start();
     let (mut client, _) = PlayedScheduler::accept(&listener);
     let gpu = client.until(|m| match m {
         ClientMessage::NeedRoom(room) if room.bytes == BYTES => Some(room.gpu),
@@ -162,7 +161,7 @@ fn an_eviction_waits_for_a_free_that_is_under_way(memory: &str) {
     let world = World::with_memory(memory, CARD);
     let listener = PlayedScheduler::listen(&world);
     let held = world.dir().join("held");
-    let guest = Program::guest(&world, "frees_parked", &[]).env("NVSIM_HELD_FREE", &held.to_string_lossy());
+    let guest = Program::guest(&world, "frees_parked", &[]).holds_up("free", &held);
     let guest = guest.until_woken().until_told().start();
     let (mut client, gpu, epoch) = granted(&listener);
     wait_until("its kernel has run", || guest.out().contains("ran") || !guest.lives());
@@ -182,7 +181,7 @@ fn a_free_returns_when_what_was_freed_in_stream_order_is_free_as_well() {
     let world = World::with_memory("managed", CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let held = world.dir().join("held").to_string_lossy().into_owned();
-    Program::guest(&world, "free_beside_free", &[]).env("NVSIM_HELD_FREE", &held).start().finish().passed();
+    Program::guest(&world, "free_beside_free", &[]).holds_up("free", &held).start().finish().passed();
 }
 
 /// A guest with work in flight that does not end, which has the lock. `argument`: its own.

@@ -128,11 +128,7 @@ fn a_stream_ends_beside_a_full_queue_of_another_context(memory: &str) {
 fn a_stream_ends_while_a_capture_is_about_to_begin(memory: &str) {
     let world = World::with_memory(memory, CARD);
     let held = world.dir().join("held").to_string_lossy().into_owned();
-    Program::guest(&world, "ends_beside_beginning", &[])
-        .env("NVSIM_HELD_CAPTURE", &held)
-        .start()
-        .finish()
-        .passed();
+    Program::guest(&world, "ends_beside_beginning", &[]).holds_up("capture", &held).start().finish().passed();
 }
 
 fn an_allocation_that_can_never_be_is_refused_beside_frees(memory: &str) {

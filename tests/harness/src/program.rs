@@ -1,7 +1,7 @@
 //! Programs that use a GPU.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -74,6 +74,12 @@ impl Program {
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.command.env(name, value);
         self
+    }
+
+    /// Has the simulated driver hold up calls of a kind while a file is there.
+    #[must_use]
+    pub fn holds_up(self, calls: &str, file: impl AsRef<Path>) -> Self {
+        self.env("NVSIM_HELD", &format!("{calls}:{}", file.as_ref().display()))
     }
 
     /// Runs the program under nvshare.

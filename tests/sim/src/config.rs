@@ -1,7 +1,7 @@
 //! The simulated machine: one with a T4, unless the environment says otherwise.
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -26,8 +26,7 @@ pub(crate) struct Config {
     pub(crate) to_host: f64,
     /// Bytes per second of a copy from the card to page-locked memory.
     pub(crate) copy_out: f64,
-    /// Bytes per second at which the driver makes page-locked memory, and registers memory of the program.
-    pub(crate) pin: f64,
+    /// Bytes per second at which the driver page-locks memory of the program.
     pub(crate) register: f64,
     /// Blocks that are copied as a whole between a card and page-locked memory keep only as many bytes there as the store
     /// has. So a program that moves its memory that way, and does not look at it, needs no more host memory than the
@@ -66,24 +65,31 @@ pub(crate) struct Config {
     pub(crate) slicing: f64,
     /// One in so many allocations on a card takes this long; 0: none does.
     pub(crate) slow_allocations: (u64, Duration),
-    /// Allocations on a card wait for as long as this file is there; one that waits makes a file of that name with the ending
-    /// `waits`.
-    pub(crate) held_allocations: Option<PathBuf>,
-    /// The same for calls that make mapped memory accessible.
-    pub(crate) held_access: Option<PathBuf>,
-    /// Such calls that name several cards are refused for as long as this file is there.
+    /// Calls of a kind wait for as long as this file is there; one that waits makes a file of that name with the ending `waits`.
+    pub(crate) held: Option<(Held, PathBuf)>,
+    /// Calls that make mapped memory accessible to several cards are refused for as long as this file is there.
     pub(crate) refused_peers: Option<PathBuf>,
-    /// The same for calls that begin a capture.
-    pub(crate) held_capture: Option<PathBuf>,
-    /// The same for copies to page-locked memory, and from it: each waits before it begins.
-    pub(crate) held_out: Option<PathBuf>,
-    pub(crate) held_in: Option<PathBuf>,
-    /// The same for the first free of memory, or of reserved addresses, that finds the file. Other frees go on.
-    pub(crate) held_free: Option<PathBuf>,
-    /// The same for launches of the kernel by which nvshare looks at memory: each waits before the kernel is in its stream.
-    pub(crate) held_look: Option<PathBuf>,
     /// While this file is there, a card is lost: see [`Config::lost`].
     pub(crate) lost: Option<PathBuf>,
+}
+
+/// Kinds of calls that a test may hold up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// Allocations on a card.
+    Allocations,
+    /// Calls that make mapped memory accessible.
+    Access,
+    /// Calls that begin a capture.
+    Capture,
+    /// Copies to page-locked memory: each waits before it begins.
+    Out,
+    /// Copies from page-locked memory.
+    In,
+    /// The first free of memory, or of reserved addresses, that finds the file. Other frees go on.
+    Free,
+    /// Launches of the kernel by which nvshare looks at memory: each waits before the kernel is in its stream.
+    Look,
 }
 
 /// What a card may say wrongly of pieces of memory.
@@ -97,9 +103,9 @@ pub(crate) enum Lie {
 
 impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
-    /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
-    /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS`, `NVSIM_HELD_ACCESS`, `NVSIM_HELD_CAPTURE`, `NVSIM_HELD_OUT`,
-    /// `NVSIM_HELD_IN`, `NVSIM_HELD_FREE`, `NVSIM_HELD_LOOK`, `NVSIM_REFUSED_PEERS` and `NVSIM_LOST` (files),
+    /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
+    /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD` (a kind of calls, and a file: `out:/tmp/held`),
+    /// `NVSIM_REFUSED_PEERS` and `NVSIM_LOST` (files),
     /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
     /// `NVSIM_MOST_LOCKED` and `NVSIM_MOST_PRIVATE` (bytes), `NVSIM_LOCK_SHARED=0`, `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
@@ -133,7 +139,6 @@ impl Config {
             to_device: number("NVSIM_TO_DEVICE", 12.0) * 1e9,
             to_host: number("NVSIM_TO_HOST", 6.0) * 1e9,
             copy_out: number("NVSIM_COPY_OUT", 12.0) * 1e9,
-            pin: number("NVSIM_PIN", 2.7) * 1e9,
             register: number("NVSIM_REGISTER", 50.0) * 1e9,
             sparse: env::var("NVSIM_SPARSE").as_deref() == Ok("1"),
             keeps_pages: env::var("NVSIM_KEEPS_PAGES").as_deref() == Ok("1"),
@@ -154,17 +159,29 @@ impl Config {
             refused_ptx: env::var("NVSIM_REFUSED_PTX").ok(),
             slicing: number("NVSIM_SLICING", 1.0),
             slow_allocations: slow_allocations().unwrap_or_default(),
-            held_allocations: env::var_os("NVSIM_HELD_ALLOCATIONS").map(PathBuf::from),
-            held_access: env::var_os("NVSIM_HELD_ACCESS").map(PathBuf::from),
+            held: env::var("NVSIM_HELD").ok().map(|text| held(&text)),
             refused_peers: env::var_os("NVSIM_REFUSED_PEERS").map(PathBuf::from),
-            held_capture: env::var_os("NVSIM_HELD_CAPTURE").map(PathBuf::from),
-            held_out: env::var_os("NVSIM_HELD_OUT").map(PathBuf::from),
-            held_in: env::var_os("NVSIM_HELD_IN").map(PathBuf::from),
-            held_free: env::var_os("NVSIM_HELD_FREE").map(PathBuf::from),
-            held_look: env::var_os("NVSIM_HELD_LOOK").map(PathBuf::from),
             lost: env::var_os("NVSIM_LOST").map(PathBuf::from),
             fault: number("NVSIM_FAULT", 0.256) * 1e9,
             first_touch: number("NVSIM_FIRST_TOUCH", 5.0) * 1e9,
+        }
+    }
+
+    /// Waits while calls of this kind are held up, and says so by a file.
+    pub(crate) fn wait_while_held(&self, what: Held) {
+        let is_this = |(held, file): &&(Held, PathBuf)| *held == what && file.exists();
+        if let Some((_, file)) = self.held.as_ref().filter(is_this) {
+            let _ = std::fs::write(file.with_extension("waits"), "");
+            while file.exists() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// The same for the first call that finds the file.
+    pub(crate) fn wait_once_while_held(&self, what: Held) {
+        if self.held.as_ref().is_some_and(|(_, file)| !file.with_extension("waits").exists()) {
+            self.wait_while_held(what);
         }
     }
 
@@ -186,19 +203,25 @@ fn slow_allocations() -> Option<(u64, Duration)> {
     Some((each.parse().ok()?, Duration::from_millis(millis.parse().ok()?)))
 }
 
-/// Waits for as long as this file is there, and says so by another one, with the ending `waits`.
-pub(crate) fn wait_while_held(file: Option<&Path>) {
-    if let Some(held) = file.filter(|held| held.exists()) {
-        let _ = std::fs::write(held.with_extension("waits"), "");
-        while held.exists() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-/// The same for the first call that finds the file.
-pub(crate) fn wait_once_while_held(file: Option<&Path>) {
-    wait_while_held(file.filter(|held| !held.with_extension("waits").exists()));
+/// Reads `NVSIM_HELD`. A test that holds up no call that there is would show nothing, so the process stops.
+fn held(text: &str) -> (Held, PathBuf) {
+    let kinds = [
+        ("allocations", Held::Allocations),
+        ("access", Held::Access),
+        ("capture", Held::Capture),
+        ("out", Held::Out),
+        ("in", Held::In),
+        ("free", Held::Free),
+        ("look", Held::Look),
+    ];
+    let read = text.split_once(':').and_then(|(kind, file)| {
+        let (_, held) = kinds.into_iter().find(|(name, _)| *name == kind)?;
+        Some((held, PathBuf::from(file)))
+    });
+    read.unwrap_or_else(|| {
+        eprintln!("NVSIM_HELD: {text:?} is no kind of calls with a file");
+        std::process::abort()
+    })
 }
 
 /// Counts a call. Returns true for one in `each` calls; if `each` is 0, for none.

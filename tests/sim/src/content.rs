@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use nvshare_client::content::{self, Hash, Keys, Seen};
 
-use crate::config::{Lie, wait_while_held};
+use crate::config::{Held, Lie};
 use crate::memory::Piece;
 use crate::process::{self, Failure, INVALID_VALUE, Process};
 use crate::stream::Work;
@@ -24,7 +24,7 @@ const TRIED: u32 = 2;
 pub(crate) fn begins(pieces: u32) {
     let Ok(p) = process::get() else { return };
     if pieces != TRIED {
-        wait_while_held(p.world.config().held_look.as_deref());
+        p.world.config().wait_while_held(Held::Look);
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
-use crate::config::{is_each, wait_while_held};
+use crate::config::{Held, is_each};
 use crate::handles;
 use crate::process::{
     self, Failure, HOST_ALREADY_REGISTERED, HOST_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE,
@@ -224,7 +224,7 @@ impl Process {
         if is_each(each, &ASKED) {
             std::thread::sleep(takes);
         }
-        wait_while_held(self.world.config().held_allocations.as_deref());
+        self.world.config().wait_while_held(Held::Allocations);
         let count = size.div_ceil(BLOCK) as usize;
         let blocks = self.world.allocate(gpu, count, sort).ok_or(OUT_OF_MEMORY)?;
         let mut tables = self.tables();

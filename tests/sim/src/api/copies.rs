@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{api, status, submit, submit_now, twins, with_place};
 use crate::capture::Kind;
-use crate::config::wait_while_held;
+use crate::config::Held;
 use crate::memory;
 use crate::process::{self, CAPTURE_UNSUPPORTED, Failure, INVALID_VALUE, NOT_SUPPORTED, Process};
 use crate::stream::{Point, Work};
@@ -149,8 +149,7 @@ fn copy_over_link(p: &Process, way: Way, host: usize, device: u64, bytes: usize)
     let is_locked = p.tables().is_host(host, bytes);
     let config = p.world.config();
     if is_locked {
-        let held = if way == Way::ToHost { &config.held_out } else { &config.held_in };
-        wait_while_held(held.as_deref());
+        config.wait_while_held(if way == Way::ToHost { Held::Out } else { Held::In });
     }
     p.touch(device, bytes as u64, |store, piece| {
         let at = host + piece.in_range as usize;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{api, give, give_new, looked_at, status, submit, twins, with_place, with_stream};
 use crate::capture::Kind;
-use crate::config::wait_while_held;
+use crate::config::Held;
 use crate::memory;
 use crate::process::{self, Failure, INVALID_VALUE, NOT_READY, SUCCESS};
 use crate::stream::{Point, Work};
@@ -85,7 +85,7 @@ twins! { per_thread:
     }
     fn cuStreamBeginCapture_v2 / cuStreamBeginCapture_v2_ptsz (stream: usize, mode: c_int) {
         status(with_stream(stream, per_thread, |p, s| {
-            wait_while_held(p.world.config().held_capture.as_deref());
+            p.world.config().wait_while_held(Held::Capture);
             p.tables().begin_capture(&s, mode)
         }))
     }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
 
 use super::{api, give, give_new, status};
-use crate::config::{wait_once_while_held, wait_while_held};
+use crate::config::Held;
 use crate::process::{self, INVALID_VALUE, PEER_UNSUPPORTED};
 use crate::vmm::{GRANULARITY, MAPPED};
 
@@ -75,7 +75,7 @@ api! {
         unsafe { give_new(place, || process::get()?.reserve_addresses(bytes as u64, alignment as u64)) }
     }
     fn cuMemAddressFree(address: u64, bytes: usize) { status(process::get().and_then(|p| {
-        wait_once_while_held(p.world.config().held_free.as_deref());
+        p.world.config().wait_once_while_held(Held::Free);
         p.free_addresses(address, bytes as u64)
     })) }
     fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
@@ -89,7 +89,7 @@ api! {
         let is_valid = |access: &Access| matches!(access.flags, 0 | 1 | READ_AND_WRITE);
         if !access.iter().all(is_valid) { return INVALID_VALUE }
         status(process::get().and_then(|p| {
-            wait_while_held(p.world.config().held_access.as_deref());
+            p.world.config().wait_while_held(Held::Access);
             if count > 1 && p.world.config().refused_peers.as_deref().is_some_and(std::path::Path::exists) {
                 return Err(PEER_UNSUPPORTED);
             }
