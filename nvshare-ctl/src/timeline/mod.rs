@@ -122,6 +122,27 @@ impl Timeline {
     pub(crate) fn length(&self) -> u64 {
         self.end - self.begin
     }
+
+    /// Times longer than a tenth of it in which nothing happens: clients have nothing to do, and no memory moves.
+    pub(crate) fn folds(&self) -> Vec<(u64, u64)> {
+        let mut busy: Vec<(u64, u64)> = Vec::new();
+        for lane in self.gpus.values().flat_map(BTreeMap::values) {
+            let spans = lane.spans.iter().filter(|span| span.state != ClientState::Idle);
+            busy.extend(spans.map(|span| (span.from, span.to)));
+            busy.extend(lane.moves.iter().map(|moved| (moved.from, moved.to)));
+            busy.extend(lane.marks.iter().map(|mark| (mark.at, mark.at)));
+        }
+        busy.push((self.end, self.end));
+        busy.sort_unstable();
+        let (mut folds, mut since) = (Vec::new(), self.begin);
+        for (from, to) in busy {
+            if from.saturating_sub(since) > self.length() / 10 {
+                folds.push((since, from));
+            }
+            since = since.max(to);
+        }
+        folds
+    }
 }
 
 impl Lane {
@@ -168,9 +189,9 @@ pub(crate) fn state_name(state: ClientState) -> &'static str {
 pub(crate) mod tests {
     use super::*;
 
-    /// Two clients that take turns: event, client, seconds, GiB, duration in seconds.
+    /// Two clients that take turns.
     pub(crate) fn story() -> Vec<Line> {
-        let told: [(&str, u64, f64, u64, f64); 17] = [
+        lines(&[
             ("registered", 1, 1.0, 0, 0.0),
             ("waiting", 1, 1.0, 0, 0.0),
             ("granted", 1, 1.0, 0, 0.0),
@@ -188,8 +209,12 @@ pub(crate) mod tests {
             ("restored", 2, 9.5, 4, 1.0),
             ("running", 2, 9.5, 4, 1.0),
             ("gone", 2, 11.0, 0, 0.0),
-        ];
-        let line = |(event, client, at, gib, took): (&str, u64, f64, u64, f64)| {
+        ])
+    }
+
+    /// Events: what happened, client, seconds, GiB, duration in seconds.
+    pub(crate) fn lines(told: &[(&str, u64, f64, u64, f64)]) -> Vec<Line> {
+        let line = |&(event, client, at, gib, took): &(&str, u64, f64, u64, f64)| {
             let text = format!(
                 r#"{{"schema":1,"time":"","time_us":0,"up_us":{},"seq":1,"event":"{event}","client":{client},"pid":{},
                 "name":"job {client}","gpus":["GPU-51600000-0000-4000-8000-000000000000"],"bytes":{},"took_us":{},
@@ -201,7 +226,7 @@ pub(crate) mod tests {
             );
             serde_json::from_str(&text).unwrap()
         };
-        told.into_iter().map(line).collect()
+        told.iter().map(line).collect()
     }
 
     fn seconds(spans: &[Span]) -> Vec<(f64, f64, ClientState)> {
@@ -246,5 +271,23 @@ pub(crate) mod tests {
         assert_eq!(lanes[0].moves, [], "it was over before");
         assert_eq!(lanes[1].moves, [Move { from: 9_000_000, to: 9_500_000, bytes: 4 << 30, out: false }]);
         assert!(Timeline::of(&[], 60.0, None).is_none());
+    }
+
+    #[test]
+    fn a_time_in_which_nothing_happens_is_folded() {
+        let told = [
+            ("running", 1, 0.0, 0, 0.0),
+            ("idle", 1, 4.0, 0, 0.0),
+            ("running", 1, 7.0, 0, 0.0),
+            ("idle", 1, 10.0, 0, 0.0),
+            ("evicted", 1, 60.0, 1, 1.0),
+            ("running", 1, 90.0, 0, 0.0),
+            ("gone", 1, 100.0, 0, 0.0),
+        ];
+        let timeline = Timeline::of(&lines(&told), 200.0, None).unwrap();
+        let folds = timeline.folds().into_iter().map(|(from, to)| (from as f64 / 1e6, to as f64 / 1e6));
+        assert_eq!(Vec::from_iter(folds), [(10.0, 59.0), (60.0, 90.0)], "three seconds are too short");
+        let later = Timeline::of(&lines(&told[..2]), 200.0, Some(50_000_000)).unwrap();
+        assert_eq!(later.folds(), [(4_000_000, 50_000_000)]);
     }
 }
