@@ -30,28 +30,66 @@ pub enum Kind {
     SmallPlain,
 }
 
+/// The request of the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Device,
+    Managed,
+    Pool,
+}
+
+/// The nature of the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Made {
+    AsAsked,
+    Managed,
+    Mapped,
+}
+
+/// The fate of an allocation that has no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WithoutRoom {
+    IsAbsent,
+    Waits,
+    IsChargedLater,
+}
+
 impl Kind {
+    /// The row of the table.
+    const fn row(self) -> (Asked, Made, WithoutRoom) {
+        match self {
+            Self::DeviceAsManaged => (Asked::Device, Made::Managed, WithoutRoom::IsAbsent),
+            Self::Mapped => (Asked::Device, Made::Mapped, WithoutRoom::IsAbsent),
+            Self::ProgramsManaged => (Asked::Managed, Made::Managed, WithoutRoom::IsAbsent),
+            Self::ManagedPool => (Asked::Pool, Made::Managed, WithoutRoom::Waits),
+            Self::Plain => (Asked::Device, Made::AsAsked, WithoutRoom::Waits),
+            Self::PlainPool => (Asked::Pool, Made::AsAsked, WithoutRoom::Waits),
+            Self::SmallPlain => (Asked::Device, Made::AsAsked, WithoutRoom::IsChargedLater),
+        }
+    }
+
     /// Whether such memory can be moved.
     #[must_use]
     pub fn is_movable(self) -> bool {
-        matches!(self, Self::DeviceAsManaged | Self::Mapped | Self::ProgramsManaged | Self::ManagedPool)
+        self.row().1 != Made::AsAsked
     }
 
     /// Whether a pool handed such memory out.
     #[must_use]
     pub fn is_pools(self) -> bool {
-        matches!(self, Self::PlainPool | Self::ManagedPool)
+        self.row().0 == Asked::Pool
     }
 
     /// Whether the program asked for such memory as device memory, and the library made it managed.
     #[must_use]
     pub fn is_in_disguise(self) -> bool {
-        matches!(self, Self::DeviceAsManaged | Self::ManagedPool)
+        let (asked, made, _) = self.row();
+        asked != Asked::Managed && made == Made::Managed
     }
 
     /// Whether such memory has to have its room at once, wherever the lock is.
     #[must_use]
     pub fn needs_room(self) -> bool {
-        matches!(self, Self::Plain | Self::PlainPool | Self::ManagedPool)
+        self.row().2 == WithoutRoom::Waits
     }
 }
