@@ -215,9 +215,15 @@ impl HostPool {
     /// The reason why there are none.
     pub(in crate::memory) fn take(&self, bytes: u64) -> Result<Vec<Slot>, NoSlots> {
         loop {
-            if let Some(slots) = lock(&self.inner).take(bytes) {
+            let mut inner = lock(&self.inner);
+            // The pool may have gone off the list: its segments end with it, whoever has slots. It goes only after this is so.
+            if self.context.life().is_over() {
+                return Err(NoSlots::Gone);
+            }
+            if let Some(slots) = inner.take(bytes) {
                 return Ok(slots);
             }
+            drop(inner);
             let mut refused = lock(&self.growing);
             let lacking = bytes.saturating_sub(lock(&self.inner).free_bytes);
             if lacking > 0 {
@@ -475,6 +481,20 @@ mod tests {
         forget_context(&context);
         drop(pool);
         assert!(supply::is_given_back(number));
+    }
+
+    /// A mover may still have the pool.
+    #[test]
+    fn a_pool_whose_context_has_ended_hands_out_no_slots() {
+        let context = crate::work::contexts::learn(crate::driver::types::CUcontext(0x52_0000 as *mut _), 0);
+        let pool = of(&context);
+        lock(&pool.inner).put_in(Segment::new(2 * GRANULE).unwrap());
+        let taken = pool.take(GRANULE).unwrap();
+        context.life().over();
+        forget_context(&context);
+        assert_eq!(pool.take(GRANULE), Err(NoSlots::Gone));
+        give_back(taken);
+        assert_eq!(Arc::strong_count(&pool), 1, "it stayed on the list until its slots were back");
     }
 
     #[test]

@@ -31,8 +31,9 @@ impl Drop for Segment {
         if self.is_known_to_driver() {
             return;
         }
-        // SAFETY: a mapping of ours that no copy uses. A segment leaves its pool, and a pool ends, only while none of its slots
-        // is taken. Nor does the driver know the addresses any more.
+        // SAFETY: a mapping of ours that no copy uses. A segment is taken out of its pool only while none of its slots is taken. A pool
+        // goes off the list only so, after its context has ended, and hands out no slots from then on. Nor does the driver know the
+        // addresses any more: a segment that it does not let go is not unmapped.
         unsafe { libc::munmap(self.address as *mut c_void, self.bytes) };
         if let Some(number) = self.number {
             supply::gave_back(number);
