@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nvshare_client::session::is_worth_offering;
 
 use super::allocations::{self, Allocation, Ending};
-use super::backing::{self, Freed, Work};
+use super::backing::{self, Freed, Work, swap};
 use super::devices::{self, Device};
 use super::{driver_reserve, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
@@ -88,13 +88,13 @@ pub(super) fn finish_late_frees_in(asked: &dyn Fn(&Context) -> bool) -> bool {
         note_ended_late();
         any = true;
     };
-    backing::ALL.iter().for_each(|backing| backing.finish_frees(asked, &mut ended));
+    swap::finish_frees(asked, &mut ended);
     any
 }
 
 /// Whether there is such memory.
 pub(super) fn has_late_frees() -> bool {
-    backing::ALL.iter().any(|backing| backing.has_unfinished_frees())
+    swap::has_unfinished_frees()
 }
 
 /// Notes that the memory of an allocation, which is off the list, has ended by a free. A pool may have kept it.
@@ -138,7 +138,7 @@ pub(crate) fn forget_context(context: &Arc<Context>, ending: Ending) {
         backing::of(allocation.kind).end(&allocation);
         forget(&allocation);
     }
-    backing::ALL.iter().for_each(|backing| backing.forget_context(context));
+    swap::forget_context(context);
 }
 
 /// Offers unused room to other clients after memory of a device was freed, if there is enough of it.

@@ -21,7 +21,7 @@ use nvshare_proto::{
 };
 
 use crate::driver;
-use crate::memory::backing;
+use crate::memory::backing::swap;
 use crate::memory::devices::{self, Account, Device};
 use crate::memory::mapping::supply;
 use crate::memory::mover;
@@ -260,7 +260,7 @@ impl Thread {
                     supply::arrived(offered, segments, passed);
                 }
                 Reply::Client(SchedulerMessage::HostShort { bytes }) => {
-                    backing::ALL.iter().for_each(|backing| backing.give_way(bytes));
+                    swap::give_way(bytes);
                 }
                 Reply::Client(message) => {
                     self.lost_for = None;
@@ -405,7 +405,7 @@ impl Host for Library {
     fn bound(&mut self, in_flight: InFlight) {
         gate::bound(in_flight);
         if in_flight == InFlight::Bounded {
-            backing::ALL.iter().for_each(|backing| backing.foresee_eviction());
+            swap::foresee_eviction();
         }
     }
 

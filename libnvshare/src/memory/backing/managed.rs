@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nvshare_client::residency::{Piece, RESTORE_PIECE};
 use nvshare_proto::Seldom;
 
-use super::{Backing, Evicted, Freed, Lacking, Made, Request, Restored, Work};
+use super::{Backing, Evicted, Freed, Lacking, Made, Moving, Request, Restored, Work};
 use crate::driver;
 use crate::driver::types::{CU_DEVICE_CPU, CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUresult};
 use crate::memory::allocations::{self, Allocation, Kind, SMALLEST_MANAGED};
@@ -58,6 +58,21 @@ impl Backing for Managed {
         }
     }
 
+    /// The driver's free waits for the work that uses the memory.
+    fn free(&self, allocation: &Arc<Allocation>, _work: Work, call: &dyn Fn() -> CUresult) -> Freed {
+        // This waits for a piece that is being moved.
+        let mut residency = allocation.residency();
+        match call() {
+            CUresult::SUCCESS => {
+                residency.free();
+                Freed::Now
+            }
+            error => Freed::Not(error),
+        }
+    }
+}
+
+impl Moving for Managed {
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
         let mut host = host_memory::room();
         let mut moved = 0;
@@ -92,19 +107,6 @@ impl Backing for Managed {
             all += bring_back(&allocation, device, cancelled);
         }
         all
-    }
-
-    /// The driver's free waits for the work that uses the memory.
-    fn free(&self, allocation: &Arc<Allocation>, _work: Work, call: &dyn Fn() -> CUresult) -> Freed {
-        // This waits for a piece that is being moved.
-        let mut residency = allocation.residency();
-        match call() {
-            CUresult::SUCCESS => {
-                residency.free();
-                Freed::Now
-            }
-            error => Freed::Not(error),
-        }
     }
 }
 

@@ -102,7 +102,7 @@ pub(crate) enum Freed {
     Now,
     /// The memory has ended, and with it its slab, which is off the list and still in the account.
     WithSlab(Arc<Allocation>),
-    /// The free has succeeded for the program. The memory ends later, by [`Backing::finish_frees`].
+    /// The free has succeeded for the program. The memory ends later, by [`swap::finish_frees`].
     Later,
     /// The memory lives on: the driver has answered this instead.
     Not(CUresult),
@@ -161,7 +161,7 @@ impl AddAssign for Restored {
     }
 }
 
-/// How memory of some kinds is handled.
+/// The life of an allocation of some kinds: how its memory is made and how it ends.
 pub(crate) trait Backing: Sync {
     /// Bytes that an allocation of `bytes` takes. `None`: more than there can be.
     fn span(&self, bytes: u64) -> Option<u64> {
@@ -184,6 +184,17 @@ pub(crate) trait Backing: Sync {
     /// Called inside the open gate. A failure changes nothing for the program: page faults bring the memory.
     fn populate(&self, _allocation: &Allocation, _charged: u64) {}
 
+    /// Ends the memory of an allocation that is off the list and [leaving](Allocation::is_leaving). Waits for the piece
+    /// that is being moved, and for `work` that may still use the memory. `call` is the driver's own free.
+    fn free(&self, allocation: &Arc<Allocation>, work: Work, call: &dyn Fn() -> CUresult) -> Freed;
+
+    /// Ends the memory of an allocation that is off the list, because its context ends. The driver's own memory ends
+    /// with the context.
+    fn end(&self, _allocation: &Allocation) {}
+}
+
+/// How memory of some kinds leaves the card and comes back.
+trait Moving: Sync {
     /// Moves `wanted` bytes of a device to the host, and a little more rather than less, from the ends of the largest
     /// allocations. `report` is told of each part that has left the card. Returns their sum. Memory that fails to
     /// leave stays where it is, and counts there.
@@ -193,37 +204,29 @@ pub(crate) trait Backing: Sync {
     /// room is [lacking](Lacking), it goes on without, or may wait. Memory that fails to come back comes by page faults when it
     /// is touched. If the library maps the memory, the gate stays closed until it is back.
     fn restore(&self, device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored;
-
-    /// Ends the memory of an allocation that is off the list and [leaving](Allocation::is_leaving). Waits for the piece
-    /// that is being moved, and for `work` that may still use the memory. `call` is the driver's own free.
-    fn free(&self, allocation: &Arc<Allocation>, work: Work, call: &dyn Fn() -> CUresult) -> Freed;
-
-    /// Whether memory waits to be freed [later](Freed::Later).
-    fn has_unfinished_frees(&self) -> bool {
-        false
-    }
-
-    /// Ends the memory that waits to be freed and whose work is complete by now. Only contexts that may be `asked` are looked
-    /// at. `ended` is told of its allocations, which are still in the account.
-    fn finish_frees(&self, _asked: &dyn Fn(&Context) -> bool, _ended: &mut dyn FnMut(&Arc<Allocation>)) {}
-
-    /// Ends the memory of an allocation that is off the list, because its context ends. The driver's own memory ends
-    /// with the context.
-    fn end(&self, _allocation: &Allocation) {}
-
-    /// Forgets what it keeps for a context that has ended.
-    fn forget_context(&self, _context: &Arc<Context>) {}
-
-    /// Memory will soon have to leave the card: prepares for that in the background. A failure costs time later.
-    fn foresee_eviction(&self) {}
-
-    /// Other programs lack `bytes` of the host's memory that the scheduler has handed out. Gives back, in the background, this
-    /// program's copies there of memory that is on the card.
-    fn give_way(&self, _bytes: u64) {}
 }
 
-/// All backings, in the order in which memory moves.
-pub(crate) const ALL: [&dyn Backing; 2] = [&swap::Swap, &managed::Managed];
+/// All memory that moves, in the order in which it does.
+const MOVING: [&dyn Moving; 2] = [&swap::Swap, &managed::Managed];
+
+/// Moves `wanted` bytes of a device to the host, and a little more rather than less. `report` is told of each part that has left the
+/// card. Memory that fails to leave stays where it is.
+pub(crate) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
+    let mut gone = Evicted::default();
+    for moving in MOVING {
+        gone += moving.evict(device, wanted.saturating_sub(gone.left), report);
+    }
+    gone
+}
+
+/// Restores a device's memory as far as there is room. Stops soon when it is `cancelled`.
+pub(crate) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
+    let mut all = Restored::default();
+    for moving in MOVING {
+        all += moving.restore(device, lacking, cancelled);
+    }
+    all
+}
 
 /// The backing of memory of a kind.
 pub(crate) fn of(kind: Kind) -> &'static dyn Backing {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nvshare_proto::ROOM_PIECE;
 use nvshare_proto::units::{MIB, gib_per_second};
 
-use crate::memory::backing::{self, Evicted, Lacking};
+use crate::memory::backing::{self, Lacking};
 use crate::memory::devices::Device;
 use crate::memory::{driver_reserve, free};
 use crate::process::{bell, counters, lifecycle, log};
@@ -34,10 +34,7 @@ pub(super) fn restore(
         free::end_spare_slabs(device);
     }
     let mut result = AfterRestore::default();
-    let mut all = backing::Restored::default();
-    for backing in backing::ALL {
-        all += backing.restore(device, lacking, cancelled);
-    }
+    let all = backing::restore(device, lacking, cancelled);
     result.moved = all.back > 0;
     if all.had_contents > 0 {
         let took = begin.elapsed();
@@ -74,7 +71,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
         report();
     }
     let bytes = bytes - given;
-    let (mut moved, mut unreported) = (Evicted::default(), 0);
+    let mut unreported = 0;
     let mut gone = |piece: u64| {
         unreported += piece;
         if unreported >= ROOM_PIECE {
@@ -82,9 +79,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
             unreported = 0;
         }
     };
-    for backing in backing::ALL {
-        moved += backing.evict(device, bytes.saturating_sub(moved.left), &mut gone);
-    }
+    let moved = backing::evict(device, bytes, &mut gone);
     let lost = device.update(|account| account.evict_lost(bytes.saturating_sub(moved.left)));
     if unreported > 0 || lost > 0 {
         report();

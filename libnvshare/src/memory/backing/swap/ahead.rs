@@ -75,8 +75,8 @@ struct Orders {
 
 static ORDERS: Mutex<Orders> = Mutex::new(Orders { task: Task::Nothing, others_lack: 0, has_thread: false });
 
-/// Prepares the host's memory in the background.
-pub(super) fn foresee_eviction() {
+/// Memory will soon have to leave the card: prepares the host's memory in the background. A failure costs time later.
+pub(crate) fn foresee_eviction() {
     let mut any = false;
     allocations::each_mapped(|_| any = true);
     if any {
@@ -91,8 +91,9 @@ pub(super) fn tidy() {
     }
 }
 
-/// Gives the host's copies of memory that is on the card back to the scheduler, in the background.
-pub(super) fn give_way(bytes: u64) {
+/// Other programs lack `bytes` of the host's memory that the scheduler has handed out. Gives back, in the background, this program's copies
+/// there of memory that is on the card.
+pub(crate) fn give_way(bytes: u64) {
     order(Task::Tidy, bytes);
 }
 

@@ -11,15 +11,16 @@ mod order;
 
 use std::sync::Arc;
 
-use super::{Backing, Evicted, Freed, Lacking, Made, Request, Restored, Work};
+use super::{Backing, Evicted, Freed, Lacking, Made, Moving, Request, Restored, Work};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::memory::allocations::Allocation;
 use crate::memory::devices::Device;
 use crate::memory::mapping::{self, Mapped, peers};
 use crate::work::callbacks;
 use crate::work::contexts::Context;
+pub(crate) use ahead::{foresee_eviction, give_way};
 
-/// Memory that the library maps, as a [`Backing`].
+/// Memory that the library maps.
 #[derive(Debug)]
 pub(super) struct Swap;
 
@@ -55,17 +56,6 @@ impl Backing for Swap {
         }
     }
 
-    fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
-        let gone = moves::evict(device, wanted, report);
-        // Memory that has become zero needs none of the host's.
-        ahead::tidy();
-        gone
-    }
-
-    fn restore(&self, device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
-        moves::restore(device, lacking, cancelled)
-    }
-
     /// An unmapping does not wait for work that uses the memory. If a capture hides whether the work is complete, the
     /// memory ends later.
     fn free(&self, allocation: &Arc<Allocation>, work: Work, call: &dyn Fn() -> CUresult) -> Freed {
@@ -78,30 +68,39 @@ impl Backing for Swap {
         freed
     }
 
-    fn has_unfinished_frees(&self) -> bool {
-        late_free::is_waiting()
-    }
-
-    fn finish_frees(&self, asked: &dyn Fn(&Context) -> bool, ended: &mut dyn FnMut(&Arc<Allocation>)) {
-        late_free::finish(asked, ended);
-    }
-
     /// A part of a slab ends with the slab, which ends as well.
     fn end(&self, allocation: &Allocation) {
         late_free::end_chunks(allocation);
         ahead::tidy();
     }
+}
 
-    fn forget_context(&self, context: &Arc<Context>) {
-        content::forget_context(context);
-        mapping::forget_context(context);
+impl Moving for Swap {
+    fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
+        let gone = moves::evict(device, wanted, report);
+        // Memory that has become zero needs none of the host's.
+        ahead::tidy();
+        gone
     }
 
-    fn foresee_eviction(&self) {
-        ahead::foresee_eviction();
+    fn restore(&self, device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
+        moves::restore(device, lacking, cancelled)
     }
+}
 
-    fn give_way(&self, bytes: u64) {
-        ahead::give_way(bytes);
-    }
+/// Whether memory waits to be freed [later](Freed::Later).
+pub(crate) fn has_unfinished_frees() -> bool {
+    late_free::is_waiting()
+}
+
+/// Ends the memory that waits to be freed and whose work is complete by now. Only contexts that may be `asked` are looked at. `ended` is
+/// told of its allocations, which are still in the account.
+pub(crate) fn finish_frees(asked: &dyn Fn(&Context) -> bool, ended: &mut dyn FnMut(&Arc<Allocation>)) {
+    late_free::finish(asked, ended);
+}
+
+/// Forgets what is kept for a context that has ended.
+pub(crate) fn forget_context(context: &Arc<Context>) {
+    content::forget_context(context);
+    mapping::forget_context(context);
 }
