@@ -1,7 +1,7 @@
 //! Physical memory that the program creates and maps itself (CUDA's virtual memory management).
 //!
-//! With `NVSHARE_MEMORY=swap` such memory moves ([`physical`]) and has handles of the library's, which the driver never
-//! sees. Other memory is counted and stays ([`vmm`]).
+//! With `NVSHARE_MEMORY=swap` such memory moves and has handles of the library's, which the driver never sees. Other memory is
+//! counted and stays. Both are in the books of [`physical`].
 
 mod handles;
 
@@ -15,8 +15,7 @@ use crate::driver::functions::signatures;
 use crate::driver::types::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUresult};
 use crate::memory::allocations;
 use crate::memory::charge::charged;
-use crate::memory::physical::{self, Access};
-use crate::memory::vmm::{self, Handle};
+use crate::memory::physical::{self, Access, Handle, drivers};
 use crate::work::callbacks;
 pub(crate) use handles::{
     bind, bind_endpoint, bind_endpoint_range, bind_range, bind_range_v2, bind_v2, export, get_properties,
@@ -56,7 +55,7 @@ pub(crate) unsafe fn create(
         Ok(made)
     });
     let made = made.map(|(made, charge)| {
-        vmm::insert(made, Arc::new(charge));
+        drivers::enter(made, Arc::new(charge));
         made
     });
     // SAFETY: not null, and where the driver would write.
@@ -70,11 +69,11 @@ pub(crate) unsafe fn release(real: signatures::cuMemRelease, handle: Handle) -> 
         return if callbacks::are_running() { NOT_PERMITTED } else { physical::release(handle) };
     }
     // Remove the charge first: once the handle is released, the driver may give it to another thread.
-    let charge = vmm::remove(handle);
+    let charge = drivers::remove(handle);
     // SAFETY: the caller's argument.
     let result = unsafe { real(handle) };
     if let (true, Some(charge)) = (result != CUresult::SUCCESS, charge) {
-        vmm::insert(handle, charge);
+        drivers::enter(handle, charge);
     }
     result
 }
@@ -100,14 +99,10 @@ pub(crate) unsafe fn map(
             pass_gate_for_addresses(map)
         };
     }
-    let result = physical::map_drivers(address, bytes as u64, || {
+    drivers::map(handle, address, bytes as u64, || {
         // SAFETY: the caller's arguments.
         unsafe { real(address, bytes, offset, handle, flags) }
-    });
-    if result == CUresult::SUCCESS {
-        vmm::map(handle, address, bytes as u64);
-    }
-    result
+    })
 }
 
 /// # Safety
@@ -115,11 +110,7 @@ pub(crate) unsafe fn map(
 pub(crate) unsafe fn unmap(real: signatures::cuMemUnmap, address: CUdeviceptr, bytes: usize) -> CUresult {
     let drivers = |address, bytes: u64| {
         // SAFETY: a part of the caller's range, in which the library has mapped nothing.
-        let result = unsafe { real(address, bytes as usize) };
-        if result == CUresult::SUCCESS {
-            vmm::unmap(address, bytes);
-        }
-        result
+        unsafe { real(address, bytes as usize) }
     };
     if callbacks::are_running() && physical::is_in(address, bytes as u64) {
         return NOT_PERMITTED;
@@ -211,7 +202,7 @@ pub(crate) unsafe fn retain(
     let result = unsafe { real(handle, address) };
     if result == CUresult::SUCCESS && !handle.is_null() {
         // SAFETY: the driver wrote it.
-        vmm::retain(unsafe { *handle }, address as CUdeviceptr);
+        drivers::retain(unsafe { *handle }, address as CUdeviceptr);
     }
     result
 }

@@ -16,4 +16,3 @@ pub(crate) mod plain;
 pub(crate) mod pools;
 pub(crate) mod quota;
 pub(crate) mod slabs;
-pub(crate) mod vmm;

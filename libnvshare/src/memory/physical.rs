@@ -1,14 +1,17 @@
-//! Physical memory that the program creates and maps itself, and that moves all the same (`NVSHARE_MEMORY=swap`).
+//! Physical memory that the program creates and maps itself.
 //!
-//! The handle that the program gets is the library's: the driver's come and go with the memory. The books list the objects, how
-//! often each has to be released, the mappings, and the reserved addresses. So they answer while the memory is away. An object
-//! lives while it has a handle or is mapped, as in the driver.
+//! With `NVSHARE_MEMORY=swap` it moves, and the handle that the program gets is the library's: the driver's come and go with the
+//! memory. Other such memory is the driver's: it is charged, and stays. The books list the objects of either, how often each has to be
+//! released, the mappings, and the reserved addresses. So they answer while the memory is away. An object lives, and its charge with
+//! it, while it has a handle or is mapped, as in the driver.
 //!
 //! Memory that others can reach (other processes, other devices) is *pinned*: it stays on the card until it ends.
 
+pub(crate) mod drivers;
 mod reach;
 
 use std::collections::BTreeMap;
+use std::ffi::c_ulonglong;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nvshare_proto::units::MIB;
@@ -16,18 +19,21 @@ use nvshare_proto::units::MIB;
 use super::admission;
 use super::allocations::{Allocation, Kind};
 use super::backing::Request;
+use super::charge::Charge;
 use super::devices::{self, Device};
 use super::free;
 use super::mapping::{GRANULE, Mapped};
 use super::plain;
 use super::slabs;
-use super::vmm::Handle;
 use crate::driver::types::{
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemHandle,
     CUresult,
 };
 use crate::process::log;
 use crate::work::contexts;
+
+/// `CUmemGenericAllocationHandle`
+pub(crate) type Handle = c_ulonglong;
 
 /// The upper bits of the library's handles. The driver's are addresses of the host (measured), and no address is like this.
 const MARK: Handle = 0x6e76;
@@ -48,17 +54,37 @@ struct Object {
     views: u32,
 }
 
+/// The memory behind a mapping.
+#[derive(Debug, Clone)]
+enum Of {
+    /// The library's, by its handle.
+    Library(Handle),
+    /// The driver's, which does not move; with its charge, if it was created in this process.
+    Driver(Option<Arc<Charge>>),
+}
+
 /// A mapping that the program made.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Mapping {
     bytes: u64,
-    /// The library's handle of the memory; none: the driver's memory, which does not move.
-    of: Option<Handle>,
+    of: Of,
+}
+
+impl Mapping {
+    /// The library's handle of the memory, if it is the library's.
+    fn handle(&self) -> Option<Handle> {
+        match self.of {
+            Of::Library(handle) => Some(handle),
+            Of::Driver(_) => None,
+        }
+    }
 }
 
 #[derive(Debug)]
 struct Books {
     objects: BTreeMap<Handle, Object>,
+    /// The driver's memory by its handle: the charge, once for each time that the handle has to be released.
+    charges: BTreeMap<Handle, Vec<Arc<Charge>>>,
     mappings: BTreeMap<CUdeviceptr, Mapping>,
     /// Reserved addresses: begin and length.
     reserved: BTreeMap<CUdeviceptr, u64>,
@@ -66,12 +92,19 @@ struct Books {
     made: u64,
 }
 
-static BOOKS: RwLock<Books> = RwLock::new(Books {
-    objects: BTreeMap::new(),
-    mappings: BTreeMap::new(),
-    reserved: BTreeMap::new(),
-    made: 0,
-});
+impl Books {
+    const fn new() -> Self {
+        Self {
+            objects: BTreeMap::new(),
+            charges: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            reserved: BTreeMap::new(),
+            made: 0,
+        }
+    }
+}
+
+static BOOKS: RwLock<Books> = RwLock::new(Books::new());
 
 fn read() -> RwLockReadGuard<'static, Books> {
     BOOKS.read().unwrap_or_else(PoisonError::into_inner)
@@ -82,7 +115,7 @@ fn write() -> RwLockWriteGuard<'static, Books> {
 }
 
 /// The ranges of a map that an address, or a range of addresses, touches.
-fn touched<T: Copy>(
+fn touched<T: Clone>(
     map: &BTreeMap<CUdeviceptr, T>,
     at: CUdeviceptr,
     bytes: u64,
@@ -90,7 +123,7 @@ fn touched<T: Copy>(
 ) -> Vec<(CUdeviceptr, T)> {
     let end = at.saturating_add(bytes);
     let before = map.range(..at).next_back().filter(|(begin, of)| begin.saturating_add(length(of)) > at);
-    before.into_iter().chain(map.range(at..end)).map(|(&begin, &of)| (begin, of)).collect()
+    before.into_iter().chain(map.range(at..end)).map(|(&begin, of)| (begin, of.clone())).collect()
 }
 
 /// A part of a range that the program names: a whole mapping, or what lies between the library's mappings.
@@ -121,7 +154,7 @@ impl Books {
         let ours: Vec<(CUdeviceptr, u64, Handle)> = self
             .mappings_in(at, bytes)
             .into_iter()
-            .filter_map(|(begin, mapping)| Some((begin, mapping.bytes, mapping.of?)))
+            .filter_map(|(begin, mapping)| Some((begin, mapping.bytes, mapping.handle()?)))
             .collect();
         if ours.is_empty() {
             return None;
@@ -214,7 +247,7 @@ pub(crate) fn release(handle: Handle) -> CUresult {
 /// The library's handle of the memory that is mapped at an address, to be released once more. `None`: it has none.
 pub(crate) fn retain(at: CUdeviceptr) -> Option<Handle> {
     let mut books = write();
-    let handle = books.mappings_in(at, 1).first()?.1.of?;
+    let handle = books.mappings_in(at, 1).first()?.1.handle()?;
     books.objects.get_mut(&handle)?.releases += 1;
     Some(handle)
 }
@@ -232,25 +265,12 @@ pub(crate) fn note_reserved(at: CUdeviceptr, bytes: u64) {
 /// Frees addresses by `call`, if the library has nothing mapped there.
 pub(crate) fn free_addresses(at: CUdeviceptr, bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     let mut books = write();
-    if books.mappings_in(at, bytes).iter().any(|(_, mapping)| mapping.of.is_some()) {
+    if books.mappings_in(at, bytes).iter().any(|(_, mapping)| mapping.handle().is_some()) {
         return CUresult::INVALID_VALUE;
     }
     let result = call();
     if result == CUresult::SUCCESS {
         books.reserved.remove(&at);
-    }
-    result
-}
-
-/// Maps the driver's memory by `call`, if the library has nothing mapped there.
-pub(crate) fn map_drivers(at: CUdeviceptr, bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
-    let mut books = write();
-    if books.mappings_in(at, bytes).iter().any(|(_, mapping)| mapping.of.is_some()) {
-        return CUresult::INVALID_VALUE;
-    }
-    let result = call();
-    if result == CUresult::SUCCESS {
-        books.mappings.insert(at, Mapping { bytes, of: None });
     }
     result
 }
@@ -282,7 +302,7 @@ pub(crate) fn map(at: CUdeviceptr, bytes: u64, offset: u64, handle: Handle, flag
     if let Some(Err(error)) = allocation.mapped.as_ref().map(|mapped| mapped.add_view(at)) {
         return error;
     }
-    books.mappings.insert(at, Mapping { bytes, of: Some(handle) });
+    books.mappings.insert(at, Mapping { bytes, of: Of::Library(handle) });
     if let Some(object) = books.objects.get_mut(&handle) {
         object.views += 1;
     }
@@ -297,7 +317,7 @@ pub(crate) fn unmap(at: CUdeviceptr, bytes: u64, call: impl Fn(CUdeviceptr, u64)
         Some(Ok(parts)) => parts,
         Some(Err(error)) => return error,
     };
-    let (mut ended, mut result) = (Vec::new(), CUresult::SUCCESS);
+    let (mut ended, mut gone, mut result) = (Vec::new(), Vec::new(), CUresult::SUCCESS);
     for part in parts {
         let unmapped = match part {
             Part::Drivers(at, bytes) => call(at, bytes).ok(),
@@ -309,7 +329,8 @@ pub(crate) fn unmap(at: CUdeviceptr, bytes: u64, call: impl Fn(CUdeviceptr, u64)
         }
         match part {
             Part::Drivers(at, bytes) => {
-                books.mappings_in(at, bytes).iter().for_each(|(begin, _)| _ = books.mappings.remove(begin));
+                let inside = books.mappings_in(at, bytes);
+                gone.extend(inside.iter().filter_map(|(begin, _)| books.mappings.remove(begin)));
             }
             Part::Ours(at, handle) => {
                 books.mappings.remove(&at);
@@ -321,6 +342,8 @@ pub(crate) fn unmap(at: CUdeviceptr, bytes: u64, call: impl Fn(CUdeviceptr, u64)
         }
     }
     drop(books);
+    // Charges are given back without the lock.
+    drop(gone);
     end(ended);
     result
 }
@@ -340,7 +363,7 @@ pub(crate) enum Access {
 pub(crate) fn access_needs(at: CUdeviceptr, bytes: u64, access: &[CUmemAccessDesc]) -> Access {
     let books = read();
     let handles: Vec<Handle> =
-        books.mappings_in(at, bytes).iter().filter_map(|(_, mapping)| mapping.of).collect();
+        books.mappings_in(at, bytes).iter().filter_map(|(_, mapping)| mapping.handle()).collect();
     let is_ordinary = |handle: &Handle| {
         let device = books.objects.get(handle).map(|object| object.allocation.device);
         device.is_some_and(|device| access.iter().all(|access| access.is_ordinary(device)))
@@ -399,7 +422,7 @@ pub(crate) fn pin(handle: Handle, why: &str) {
 /// From now on the memory that is mapped in a range stays on the card.
 pub(crate) fn pin_range(at: CUdeviceptr, bytes: u64, why: &str) {
     let books = read();
-    for handle in books.mappings_in(at, bytes).iter().filter_map(|(_, mapping)| mapping.of) {
+    for handle in books.mappings_in(at, bytes).iter().filter_map(|(_, mapping)| mapping.handle()) {
         books.objects.get(&handle).into_iter().for_each(|object| pin_object(&object.allocation, why));
     }
 }
@@ -435,17 +458,17 @@ pub(crate) struct View {
 /// The mapping of memory of the library's to which a pointer leads.
 pub(crate) fn view_at(pointer: CUdeviceptr) -> Option<View> {
     let books = read();
-    let (at, Mapping { bytes, of }) = books.mappings_in(pointer, 1).first().copied()?;
-    let allocation = Arc::clone(&books.objects.get(&of?)?.allocation);
+    let (at, mapping) = books.mappings_in(pointer, 1).pop()?;
+    let allocation = Arc::clone(&books.objects.get(&mapping.handle()?)?.allocation);
     let mapped = allocation.mapped.as_ref()?;
     let (properties, access) = (mapped.properties()?, mapped.access(at));
-    let reserved = books.reservation(at).unwrap_or((at, bytes));
+    let reserved = books.reservation(at).unwrap_or((at, mapping.bytes));
     Some(View { allocation, at, reserved, properties, access })
 }
 
 /// Whether a range has memory of the library's in it.
 pub(crate) fn is_in(at: CUdeviceptr, bytes: u64) -> bool {
-    read().mappings_in(at, bytes).iter().any(|(_, mapping)| mapping.of.is_some())
+    read().mappings_in(at, bytes).iter().any(|(_, mapping)| mapping.handle().is_some())
 }
 
 #[cfg(test)]
@@ -453,8 +476,9 @@ mod tests {
     use super::*;
 
     fn books(mappings: &[(CUdeviceptr, u64, Option<Handle>)]) -> Books {
-        let mappings = mappings.iter().map(|&(at, bytes, of)| (at, Mapping { bytes, of })).collect();
-        Books { objects: BTreeMap::new(), mappings, reserved: BTreeMap::new(), made: 0 }
+        let of = |handle: Option<Handle>| handle.map_or(Of::Driver(None), Of::Library);
+        let mappings = mappings.iter().map(|&(at, bytes, handle)| (at, Mapping { bytes, of: of(handle) }));
+        Books { mappings: mappings.collect(), ..Books::new() }
     }
 
     #[test]

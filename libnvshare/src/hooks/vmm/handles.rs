@@ -7,8 +7,7 @@ use super::NOT_PERMITTED;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemHandle, CUresult, CUstream};
 use crate::hooks::target::pass_gate_for_addresses;
-use crate::memory::physical;
-use crate::memory::vmm::Handle;
+use crate::memory::physical::{self, Handle};
 use crate::work::callbacks;
 
 /// Makes a call with the driver's handles of memory of the library's, which stays on the card if the call succeeds.
