@@ -61,9 +61,9 @@ options! {
         #[arg(long, value_name = "PATH")]
         config: Option<PathBuf>,
 
-        /// File for settings that administrators change at run time (`nvshare-ctl reset` removes them) [default: beside the
-        /// administrators' socket if that option is given, else /var/lib/nvshare/state.toml as root, else
-        /// $XDG_STATE_HOME/nvshare/state.toml]
+        /// File for settings that administrators change at run time (`nvshare-ctl reset` forgets its quanta and the switch)
+        /// [default: beside the administrators' socket if that option is given, else /var/lib/nvshare/state.toml as root,
+        /// else $XDG_STATE_HOME/nvshare/state.toml]
         #[serde(skip)]
         #[arg(long, value_name = "PATH")]
         state: Option<PathBuf>,
