@@ -33,7 +33,7 @@ impl Played {
         let listener = PlayedScheduler::listen(&world);
         let file = |name: &str| world.dir().join(name).to_string_lossy().into_owned();
         let guest = Program::guest(&world, "loses_card", &[&gpus]).env("NVSIM_LOST", &file("lost"));
-        let guest = guest.holds_up("allocations", &file("held"));
+        let guest = guest.holds_up("allocations", file("held"));
         let guest = guest.env("PARKED", &file("parked")).env("OVER", &file("over")).start();
         let (client, usage) = PlayedScheduler::accept(&listener);
         let usage = usage.into_iter().map(|usage| (usage.gpu, usage)).collect();
