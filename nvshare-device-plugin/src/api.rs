@@ -225,6 +225,25 @@ pub struct ContainerResources {
     /// Its devices; those of one resource may be in several of these.
     #[prost(message, repeated, tag = "2")]
     pub devices: Vec<ContainerDevices>,
+    /// What it has by claims.
+    #[prost(message, repeated, tag = "5")]
+    pub dynamic_resources: Vec<DynamicResource>,
+}
+
+/// What a container has by one claim.
+#[derive(Clone, PartialEq, Message)]
+pub struct DynamicResource {
+    /// What the drivers gave.
+    #[prost(message, repeated, tag = "4")]
+    pub claim_resources: Vec<ClaimResource>,
+}
+
+/// What one driver gave for a claim.
+#[derive(Clone, PartialEq, Message)]
+pub struct ClaimResource {
+    /// Devices of the Container Device Interface.
+    #[prost(message, repeated, tag = "1")]
+    pub cdi_devices: Vec<CdiDevice>,
 }
 
 /// Devices of a container.
@@ -281,10 +300,19 @@ mod tests {
         assert_eq!(preferred.encode_to_vec(), b"\x0a\x01a\x12\x01m\x18\x02");
         let devices =
             vec![ContainerDevices { resource_name: "r".to_owned(), device_ids: vec!["d".to_owned()] }];
-        let containers = vec![ContainerResources { name: "c".to_owned(), devices }];
+        let containers = vec![ContainerResources {
+            name: "c".to_owned(),
+            devices,
+            dynamic_resources: vec![DynamicResource {
+                claim_resources: vec![ClaimResource {
+                    cdi_devices: vec![CdiDevice { name: "x".to_owned() }],
+                }],
+            }],
+        }];
         let pod = PodResources { name: "p".to_owned(), namespace: "n".to_owned(), containers };
         let pods = ListPodResourcesResponse { pod_resources: vec![pod] };
-        let bytes = b"\x0a\x13\x0a\x01p\x12\x01n\x1a\x0b\x0a\x01c\x12\x06\x0a\x01r\x12\x01d";
+        let bytes = b"\x0a\x1c\x0a\x01p\x12\x01n\x1a\x14\x0a\x01c\x12\x06\x0a\x01r\x12\x01d\
+            \x2a\x07\x22\x05\x0a\x03\x0a\x01x";
         assert_eq!(pods.encode_to_vec(), bytes);
     }
 }

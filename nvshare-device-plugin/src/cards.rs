@@ -30,6 +30,15 @@ pub struct Places {
     pub sysfs: PathBuf,
 }
 
+/// The versions of what NVIDIA's driver brings, where they are known.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Versions {
+    /// Of the driver.
+    pub driver: Option<String>,
+    /// Of CUDA, as far as the driver goes.
+    pub cuda: Option<String>,
+}
+
 /// What is seen of the GPUs.
 #[derive(Debug)]
 pub enum Seen {
@@ -56,6 +65,23 @@ impl Places {
     #[must_use]
     pub fn count(&self) -> usize {
         fs::read_dir(&self.descriptions).into_iter().flatten().filter_map(Result::ok).count()
+    }
+
+    /// The versions of what the driver brings.
+    #[must_use]
+    pub fn versions(&self) -> Versions {
+        let text = fs::read_to_string(self.descriptions.with_file_name("version")).unwrap_or_default();
+        let is_version = |word: &&str| {
+            word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+        };
+        let described = || text.split_whitespace().find(is_version).map(str::to_owned);
+        let nvml = self.nvml();
+        let cuda = nvml.as_ref().and_then(|nvml| nvml.sys_cuda_driver_version().ok());
+        Versions {
+            driver: nvml.as_ref().and_then(|nvml| nvml.sys_driver_version().ok()).or_else(described),
+            // 1000 for each major version, 10 for each minor one.
+            cuda: cuda.map(|number| format!("{}.{}", number / 1000, number % 1000 / 10)),
+        }
     }
 
     /// Tells what is seen of the GPUs every few seconds, and of errors at once where NVML tells of them, for ever. Where NVML has answered and does
@@ -112,6 +138,8 @@ impl Places {
             let bus = bus.map(|bus| bus.strip_prefix("0000").map(str::to_owned).unwrap_or(bus));
             cards.push(Card {
                 gpu,
+                index,
+                model: device.name().ok(),
                 minor: device.minor_number().ok(),
                 numa: bus.ok().and_then(|bus| numa(&self.sysfs, &bus)),
                 memory: device.memory_info().ok().map(|memory| memory.total),
@@ -125,7 +153,7 @@ impl Places {
         let folders = fs::read_dir(&self.descriptions).into_iter().flatten().filter_map(Result::ok);
         let mut folders: Vec<_> = folders.map(|entry| entry.path()).collect();
         folders.sort();
-        let describe = |folder: &Path| {
+        let describe = |(index, folder): (usize, &PathBuf)| {
             let text = fs::read_to_string(folder.join("information")).ok()?;
             let field = |name: &str| {
                 text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
@@ -134,13 +162,15 @@ impl Places {
             let minor = field("Device Minor").and_then(|minor| minor.parse().ok());
             Some(Card {
                 gpu: field("GPU UUID")?.parse().ok()?,
+                index: index.try_into().ok()?,
+                model: field("Model").map(str::to_owned),
                 minor,
                 numa: numa(&self.sysfs, bus),
                 memory: None,
                 mig: minor.is_some_and(|minor| self.is_divided(minor)),
             })
         };
-        folders.iter().filter_map(|folder| describe(folder)).collect()
+        folders.iter().enumerate().filter_map(describe).collect()
     }
 
     /// Whether a GPU has parts that MIG made: the kernel module has a folder for each, `gpuN/mig/giM`.
@@ -203,13 +233,34 @@ mod tests {
                 fs::write(file, text).unwrap();
             }
         }
-        let one = Card { gpu: GpuUuid([1; 16]), minor: None, numa: None, memory: None, mig: false };
-        let two = Card { gpu: GpuUuid([2; 16]), minor: Some(0), numa: Some(1), ..one.clone() };
+        let one = Card {
+            gpu: GpuUuid([1; 16]),
+            index: 0,
+            model: None,
+            minor: None,
+            numa: None,
+            memory: None,
+            mig: false,
+        };
+        let model = Some("A".to_owned());
+        let two =
+            Card { gpu: GpuUuid([2; 16]), index: 1, model, minor: Some(0), numa: Some(1), ..one.clone() };
         assert_eq!((places.list(), places.count()), (vec![one.clone(), two.clone()], 3));
         // Where MIG has made no part, there is a folder for making them.
         for (part, mig) in [("config", false), ("gi7", true)] {
             fs::create_dir_all(root.join("capabilities/gpu0/mig").join(part)).unwrap();
             assert_eq!(places.list(), [one.clone(), Card { mig, ..two.clone() }]);
+        }
+        for (text, driver) in [
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 2023\nGCC 12.2.0\n",
+                Some("535.104.05"),
+            ),
+            ("NVRM version: none\n", None),
+        ] {
+            fs::write(root.join("version"), text).unwrap();
+            let versions = Versions { driver: driver.map(str::to_owned), cuda: None };
+            assert_eq!(places.versions(), versions);
         }
         let nowhere = Places { descriptions: root.join("none"), ..places };
         assert_eq!((nowhere.list(), nowhere.count()), (vec![], 0));

@@ -1,7 +1,7 @@
 //! The specification of nvshare's own CDI devices: one for each seat.
 
 use nvshare_proto::SeatName;
-use nvshare_proto::cdi::{Device, Edits, Mount, Specification};
+use nvshare_proto::cdi::{Device, Edits, KIND, Mount, Specification};
 
 use crate::allocate::{mounts, variables};
 use crate::options::Options;
@@ -13,6 +13,12 @@ pub const FILE: &str = "nvshare.com-gpu.json";
 #[must_use]
 pub fn device_name(seat: SeatName) -> String {
     format!("seat-{seat}")
+}
+
+/// The seat whose device has this name, kind and all.
+#[must_use]
+pub fn seat_of(name: &str) -> Option<SeatName> {
+    name.strip_prefix(KIND)?.strip_prefix("=seat-")?.parse().ok()
 }
 
 /// The specification of these seats.

@@ -9,9 +9,10 @@ use nvshare_admin::Scheduler;
 use nvshare_proto::WatchFrom;
 use tracing::info;
 
+use crate::dra::registration;
 use crate::features;
 use crate::options::Options;
-use crate::{cdi, kubelet, pods};
+use crate::{cdi, kubelet, pods, rivals};
 
 /// Removes all of it. Folders that are mounted, as in a pod, stay, and are empty.
 ///
@@ -36,7 +37,11 @@ pub async fn run(options: &Options) -> Result<(), String> {
     {
         return Err(format!("the kubelet's record names seats: {}; remove their pods first", given.len()));
     }
-    for file in [options.cdi_dir.join(cdi::FILE), kubelet::socket(&options.kubelet)] {
+    if let Some((count, claim)) = rivals::claimed(options)? {
+        return Err(format!("claims are prepared: {count}, such as {claim}; remove their pods first"));
+    }
+    let sockets = [kubelet::socket(&options.kubelet), registration::socket(&options.kubelet)];
+    for file in sockets.into_iter().chain([options.cdi_dir.join(cdi::FILE)]) {
         gone(&file, fs::remove_file(&file))?;
     }
     if let Some(folder) = &options.features_dir {

@@ -10,6 +10,10 @@ use crate::api::{Device, HEALTHY, NumaNode, TopologyInfo, UNHEALTHY};
 pub struct Card {
     /// Its name.
     pub gpu: GpuUuid,
+    /// Its place among the GPUs of the machine, from 0.
+    pub index: u32,
+    /// What it is, where that is known.
+    pub model: Option<String>,
     /// The number in the name of its file, `/dev/nvidiaN`, where that is known.
     pub minor: Option<u32>,
     /// The NUMA node near it, where there are several.
@@ -74,6 +78,8 @@ pub(crate) mod tests {
     pub(crate) fn card(number: u8) -> Card {
         Card {
             gpu: GpuUuid([number; 16]),
+            index: 0,
+            model: None,
             minor: Some(number.into()),
             numa: None,
             memory: Some(8 << 30),

@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use nvshare_proto::Seldom;
 use tokio::net::UnixListener;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::api::{self, Empty, REGISTER, RegisterRequest};
-use crate::grpc::{self, Client};
+use crate::grpc::{self, Answer, Call, Client};
 use crate::plugin::{self, Plugin, WANTED};
 
 /// The plugin's socket, in the folder of the kubelet's.
@@ -91,22 +91,31 @@ pub fn enter_now(kubelet: &Path) -> Result<File, String> {
     }
 }
 
-/// The plugin's socket.
+/// A socket of ours.
 #[derive(Debug)]
-struct Bound {
+pub(crate) struct Bound {
     identity: Identity,
     task: JoinHandle<()>,
 }
 
 impl Bound {
-    fn at(path: &Path, plugin: &Arc<Plugin>) -> io::Result<Self> {
+    /// Binds it, and answers the calls of all who connect.
+    pub(crate) fn at<F, A>(path: &Path, answer: F) -> io::Result<Self>
+    where
+        F: Fn(Call) -> A + Clone + Send + 'static,
+        A: Future<Output = Answer> + Send + 'static,
+    {
         // Of a plugin that was killed.
         let _ = fs::remove_file(path);
         let listener = UnixListener::bind(path)?;
         let identity = identity(path).ok_or(io::ErrorKind::NotFound)?;
-        let plugin = Arc::clone(plugin);
-        let task = tokio::spawn(grpc::serve(listener, move |call| plugin::answer(Arc::clone(&plugin), call)));
+        let task = tokio::spawn(grpc::serve(listener, answer));
         Ok(Self { identity, task })
+    }
+
+    /// Whether the socket at this path is this one.
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
+        identity(path) == Some(self.identity)
     }
 }
 
@@ -119,15 +128,16 @@ impl Drop for Bound {
 
 /// Serves, and is registered at the kubelet, for ever.
 pub async fn attend(plugin: Arc<Plugin>) {
-    let folder = folder(&plugin.options.kubelet);
-    let (own, kubelet) = (socket(&plugin.options.kubelet), folder.join("kubelet.sock"));
+    let folder = folder(&plugin.host.options.kubelet);
+    let (own, kubelet) = (socket(&plugin.host.options.kubelet), folder.join("kubelet.sock"));
     let mut bound: Option<Bound> = None;
     let mut registered: Option<(Identity, Instant)> = None;
     let mut again = AGAIN.0;
     loop {
-        if bound.as_ref().is_none_or(|bound| identity(&own) != Some(bound.identity)) {
+        if bound.as_ref().is_none_or(|bound| !bound.is_at(&own)) {
             registered = None;
-            bound = Bound::at(&own, &plugin)
+            let answers = Arc::clone(&plugin);
+            bound = Bound::at(&own, move |call| plugin::answer(Arc::clone(&answers), call))
                 .inspect_err(|error| FAILING.say(format_args!("{}: {error}", own.display())))
                 .ok();
         }
@@ -140,7 +150,7 @@ pub async fn attend(plugin: Arc<Plugin>) {
         match there {
             Some(there) if !is_registered && bound.is_some() => match register(&kubelet, &plugin).await {
                 Ok(()) => {
-                    info!("registered {} at {}", plugin.options.resource, kubelet.display());
+                    info!("registered {} at {}", plugin.host.options.resource, kubelet.display());
                     (registered, again) = (Some((there, Instant::now())), AGAIN.0);
                 }
                 Err(error) => {
@@ -158,12 +168,11 @@ pub async fn attend(plugin: Arc<Plugin>) {
 
 /// The kubelet dials back before it answers. From then on it may start containers, whose devices have to be there.
 async fn register(kubelet: &Path, plugin: &Arc<Plugin>) -> Result<(), String> {
-    let publishing = Arc::clone(plugin);
-    spawn_blocking(move || publishing.publish()).await.map_err(|error| error.to_string())??;
+    plugin.host.publish_soon().await.map_err(|status| status.message().to_owned())?;
     let request = RegisterRequest {
         version: api::VERSION.to_owned(),
         endpoint: SOCKET.to_owned(),
-        resource_name: plugin.options.resource.clone(),
+        resource_name: plugin.host.options.resource.clone(),
         options: Some(WANTED),
     };
     let call = async {

@@ -1,8 +1,10 @@
-//! The device plugin of Kubernetes for `nvshare.com/gpu`: each GPU has slots, and a container that asks for one gets a seat at the scheduler.
+//! Gives GPUs to containers of Kubernetes: each that gets a share of one gets a seat at the scheduler. By the device plugin API a GPU has slots that
+//! are counted (`nvshare.com/gpu`); by Dynamic Resource Allocation it is a device that many claims may have ([`dra`]).
 //!
 //! What is decided is in modules without IO: [`devices`], [`troubles`], [`allocate`], [`preferred`], [`cdi`], [`nvidia`], [`checkpoint`], [`unused`]. Around them: the kubelet
 //! ([`kubelet`], [`grpc`]), the scheduler and the pods ([`upkeep`], [`pods`]), and files ([`files`], [`records`], [`specifications`],
-//! [`cards`], [`features`]). [`plugin`] holds them together, and [`clean_up`] removes what they leave.
+//! [`cards`], [`features`]). [`host`] holds together what both APIs have, [`plugin`] is the device plugin API, [`rivals`] keeps a node to one of the
+//! two, and [`clean_up`] removes what they leave.
 
 #![forbid(unsafe_code)]
 
@@ -13,9 +15,11 @@ pub mod cdi;
 pub mod checkpoint;
 pub mod clean_up;
 pub mod devices;
+pub mod dra;
 pub mod features;
 pub mod files;
 pub mod grpc;
+pub mod host;
 pub mod kubelet;
 pub mod nvidia;
 pub mod options;
@@ -23,6 +27,7 @@ pub mod plugin;
 pub mod pods;
 pub mod preferred;
 pub mod records;
+pub mod rivals;
 pub mod run;
 pub mod specifications;
 pub mod troubles;

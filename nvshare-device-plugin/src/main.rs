@@ -8,18 +8,20 @@ use nvshare_device_plugin::options::Options;
 use nvshare_device_plugin::run;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, info};
+use tracing::{Level, error, info};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt;
+use tracing_subscriber::prelude::*;
 
 /// Threads that wait for the scheduler and the disk.
 const MOST_WAITING: usize = 8;
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    tracing_subscriber::fmt()
-        .with_target(false)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr)
-        .init();
+    // The driver itself says what a request to the API server that fails means.
+    let heard = Targets::new().with_default(Level::INFO).with_target("kube_client", LevelFilter::OFF);
+    let lines = fmt::layer().with_target(false).with_ansi(io::stderr().is_terminal()).with_writer(io::stderr);
+    tracing_subscriber::registry().with(lines.with_filter(heard)).init();
     let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(MOST_WAITING).build();
     let ended = runtime.map_err(|error| error.to_string()).and_then(|runtime| {
         let ended = runtime.block_on(until_told(options));

@@ -14,6 +14,14 @@ const MOST_SLOTS: u32 = 1000;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "nvshare-device-plugin", version, max_term_width = 100)]
 pub struct Options {
+    /// The kubelet's API by which containers get them: slots that are counted, or claims of Dynamic Resource Allocation
+    #[arg(long, value_name = "API", default_value = "device-plugin")]
+    pub api: Api,
+
+    /// The name of this node, for --api dra
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    pub node_name: Option<String>,
+
     /// Slots of each GPU: so many containers may share it, 1 to 1000
     #[arg(long, value_name = "N", default_value = "10", value_parser = slots, allow_negative_numbers = true)]
     pub slots: u32,
@@ -111,6 +119,15 @@ pub struct Options {
     /// Folder in which the kernel describes devices
     #[arg(long, value_name = "DIR", default_value = "/sys", hide = true)]
     pub sysfs: PathBuf,
+}
+
+/// The kubelet's API by which containers get shares of GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Api {
+    /// The device plugin API.
+    DevicePlugin,
+    /// Dynamic Resource Allocation.
+    Dra,
 }
 
 /// How a container gets its GPUs.

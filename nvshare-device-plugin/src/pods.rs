@@ -8,16 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nvshare_proto::{AdminRequest, Holder, SeatName, Seldom, Slot};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::api::{Empty, LIST_PODS, ListPodResourcesResponse};
-use crate::checkpoint;
 use crate::grpc::Client;
+use crate::host::Host;
 use crate::options::Options;
 use crate::plugin::Plugin;
+use crate::{cdi, checkpoint};
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// The kubelet notes what it gives to a container soon after it has it.
@@ -76,14 +77,17 @@ pub fn holders(pods: &ListPodResourcesResponse, resource: &str) -> Holders {
             let ours = container.devices.iter().filter(|devices| devices.resource_name == resource);
             let slots = ours.flat_map(|devices| &devices.device_ids).filter_map(|id| id.parse().ok());
             let slots: Vec<Slot> = slots.collect();
-            if !slots.is_empty() {
-                let holder = Holder {
-                    namespace: pod.namespace.clone(),
-                    pod: pod.name.clone(),
-                    container: container.name.clone(),
-                };
-                holders.insert(SeatName::of(&slots), holder);
-            }
+            let seat = (!slots.is_empty()).then(|| SeatName::of(&slots));
+            // A claim's seat is known by the name of its device.
+            let claimed = container.dynamic_resources.iter().flat_map(|claim| &claim.claim_resources);
+            let names = claimed.flat_map(|claim| &claim.cdi_devices);
+            let claimed = names.filter_map(|device| cdi::seat_of(&device.name));
+            let holder = || Holder {
+                namespace: pod.namespace.clone(),
+                pod: pod.name.clone(),
+                container: container.name.clone(),
+            };
+            holders.extend(seat.into_iter().chain(claimed).map(|seat| (seat, holder())));
         }
     }
     holders
@@ -135,9 +139,15 @@ pub async fn given(options: &Options) -> Result<Option<checkpoint::Seats>, Strin
     spawn_blocking(read).await.unwrap_or_else(|error| Err(error.to_string()))
 }
 
-/// Tells the scheduler whose the seats are, for ever. `boot`: which run of the scheduler answers, if any.
-pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
-    let socket = socket(&plugin.options);
+/// Tells the scheduler whose the seats are, for ever. `boot`: which run of the scheduler answers, if any. `given`: told after each seat that is
+/// given out. `look` is told what the kubelet lists.
+pub async fn tell(
+    host: Arc<Host>,
+    boot: watch::Receiver<Option<u64>>,
+    given: &Notify,
+    look: impl AsyncFn(&Holders),
+) {
+    let socket = socket(&host.options);
     let mut kubelet = None;
     // What was told, and to which run of the scheduler.
     let mut told: Option<(u64, Holders)> = None;
@@ -147,12 +157,12 @@ pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
         if let Some(run) = run {
             match list(&mut kubelet, &socket).await {
                 Ok(pods) => {
-                    let listed = holders(&pods, &plugin.options.resource);
-                    keep_in_step(&plugin, &listed).await;
+                    let listed = holders(&pods, &host.options.resource);
+                    look(&listed).await;
                     let now = held.look(listed);
                     let known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
-                    let changes = changes(known.as_ref(), now, &plugin.seats().await);
-                    told = match send(&plugin, changes).await {
+                    let changes = changes(known.as_ref(), now, &host.seats().await);
+                    told = match send(&host, changes).await {
                         Ok(()) => Some((run, now.clone())),
                         Err(error) => {
                             NOT_TOLD.say(format_args!(
@@ -173,15 +183,15 @@ pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
         }
         tokio::select! {
             () = sleep(LOOK_EVERY) => {}
-            () = plugin.allocated.notified() => sleep(SETTLE).await,
+            () = given.notified() => sleep(SETTLE).await,
         }
     }
 }
 
 /// Makes seats that the kubelet's record names and that are not there, and single slots' ahead, and removes those that nobody has. Without the
 /// record, or where it does not name what the kubelet itself lists, nothing is removed.
-async fn keep_in_step(plugin: &Arc<Plugin>, listed: &Holders) {
-    let given = match given(&plugin.options).await {
+pub async fn keep_in_step(plugin: &Arc<Plugin>, listed: &Holders) {
+    let given = match given(&plugin.host.options).await {
         Ok(given) => given.map(Arc::new),
         Err(error) => return NO_RECORD.say(format_args!("{error}; no seat is removed")),
     };
@@ -213,15 +223,15 @@ async fn list(client: &mut Option<Client>, socket: &Path) -> Result<ListPodResou
     timeout(PATIENCE, ask).await.map_err(|_| "no answer".to_owned())?
 }
 
-async fn send(plugin: &Arc<Plugin>, changes: Vec<Change>) -> Result<(), String> {
+async fn send(host: &Arc<Host>, changes: Vec<Change>) -> Result<(), String> {
     if changes.is_empty() {
         return Ok(());
     }
-    let plugin = Arc::clone(plugin);
+    let host = Arc::clone(host);
     let send = move || {
         changes
             .chunks(MOST)
-            .try_for_each(|some| plugin.scheduler.change(AdminRequest::HoldSeats(some.to_vec())).map(drop))
+            .try_for_each(|some| host.scheduler.change(AdminRequest::HoldSeats(some.to_vec())).map(drop))
     };
     let sent = spawn_blocking(send).await.map_err(|error| error.to_string())?;
     sent.map_err(|error| error.to_string())
@@ -232,7 +242,9 @@ mod tests {
     use nvshare_proto::GpuUuid;
 
     use super::*;
-    use crate::api::{ContainerDevices, ContainerResources, PodResources};
+    use crate::api::{
+        CdiDevice, ClaimResource, ContainerDevices, ContainerResources, DynamicResource, PodResources,
+    };
 
     fn slot(gpu: u8, number: u32) -> Slot {
         Slot { gpu: GpuUuid([gpu; 16]), number }
@@ -249,18 +261,32 @@ mod tests {
             device_ids: slots.iter().map(Slot::to_string).collect(),
         };
         let ours = "nvshare.com/gpu";
-        let container = |name: &str, devices| ContainerResources { name: name.to_owned(), devices };
+        let container = |name: &str, devices| ContainerResources {
+            name: name.to_owned(),
+            devices,
+            ..ContainerResources::default()
+        };
+        let claimed = SeatName::of(&[slot(4, 9)]);
+        let names = [format!("nvshare.com/gpu=seat-{claimed}"), "nvidia.com/gpu=0".to_owned()];
+        let names = names.map(|name| CdiDevice { name }).to_vec();
+        let claim = DynamicResource { claim_resources: vec![ClaimResource { cdi_devices: names }] };
+        let by_claim =
+            ContainerResources { dynamic_resources: vec![claim], ..container("claim", Vec::new()) };
         let containers = vec![
             container("both", vec![devices(ours, &[slot(2, 1)]), devices(ours, &[slot(1, 0)])]),
             container("other", vec![devices("nvidia.com/gpu", &[slot(3, 0)])]),
             container("none", vec![]),
             container("one", vec![devices(ours, &[slot(1, 2)])]),
+            by_claim,
         ];
         let pod = PodResources { name: "p".to_owned(), namespace: "n".to_owned(), containers };
         let found = holders(&ListPodResourcesResponse { pod_resources: vec![pod] }, ours);
         let both = SeatName::of(&[slot(1, 0), slot(2, 1)]);
         let one = SeatName::of(&[slot(1, 2)]);
-        assert_eq!(found, Holders::from([(both, holder("both")), (one, holder("one"))]));
+        assert_eq!(
+            found,
+            Holders::from([(both, holder("both")), (one, holder("one")), (claimed, holder("claim"))])
+        );
     }
 
     #[test]

@@ -1,22 +1,52 @@
 //! The seats that were given out, in a file: `/var/run/cdi` is empty after a start of the machine, and the kubelet still names their devices.
 //!
-//! A line has the seat's name, its limits and its slots. Since the name follows from the slots, which stand at the end, a line that is torn is
-//! seen.
+//! A line has the seat's name, its limits, its claim and its slots, each with the claim's request. Since the name follows from the slots, which
+//! stand at the end, a line that is torn is seen.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use nvshare_proto::{Given, Seat, SeatName, Slot};
+use nvshare_proto::units::{parse_enforcement, parse_priority};
+use nvshare_proto::{Enforcement, Given, Priority, Seat, SeatName};
 
 use crate::files;
+use crate::options::Api;
 
-/// The file's name in its folder.
-pub const FILE: &str = "device-plugin-seats";
+/// A seat that was given out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The seat.
+    pub seat: Seat,
+    /// The claim that it was given for. None: the device plugin gave it; or it is a claim's that has ended, and is to go.
+    pub claim: Option<Claim>,
+}
+
+/// A claim of Kubernetes, as far as it is known of a seat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// The claim's namespace.
+    pub namespace: String,
+    /// The claim's name.
+    pub name: String,
+    /// What tells it from all other claims, also from an earlier one of the same name.
+    pub uid: String,
+    /// The claim's request that each slot of the seat is for.
+    pub requests: Vec<String>,
+}
 
 /// Seats by their names.
-pub type Seats = BTreeMap<SeatName, Seat>;
+pub type Seats = BTreeMap<SeatName, Record>;
+
+/// The file's name in its folder. Each API has its own.
+#[must_use]
+pub const fn file(api: Api) -> &'static str {
+    match api {
+        Api::DevicePlugin => "device-plugin-seats",
+        Api::Dra => "claim-seats",
+    }
+}
 
 /// The file.
 #[derive(Debug)]
@@ -30,8 +60,8 @@ impl Records {
     ///
     /// # Errors
     /// The file is there and cannot be read.
-    pub fn open(folder: &Path) -> Result<(Self, Vec<String>), String> {
-        let path = folder.join(FILE);
+    pub fn open(folder: &Path, api: Api) -> Result<(Self, Vec<String>), String> {
+        let path = folder.join(file(api));
         let text = match fs::read(&path) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
@@ -51,12 +81,12 @@ impl Records {
         &self.seats
     }
 
-    /// Adds a seat, or gives one other limits. It is in the file when this returns.
+    /// Adds a seat, or changes its record. It is in the file when this returns.
     ///
     /// # Errors
     /// The file cannot be written; then nothing has changed.
-    pub fn add(&mut self, seat: Seat) -> Result<(), String> {
-        self.set(seat.name(), Some(seat))
+    pub fn add(&mut self, record: Record) -> Result<(), String> {
+        self.set(record.seat.name(), Some(record))
     }
 
     /// Removes a seat, if it is there. It is not in the file when this returns.
@@ -67,64 +97,108 @@ impl Records {
         self.set(name, None)
     }
 
-    fn set(&mut self, name: SeatName, seat: Option<Seat>) -> Result<(), String> {
-        if self.seats.get(&name) == seat.as_ref() {
+    fn set(&mut self, name: SeatName, record: Option<Record>) -> Result<(), String> {
+        if self.seats.get(&name) == record.as_ref() {
             return Ok(());
         }
-        let old = put(&mut self.seats, name, seat);
+        let old = put(&mut self.seats, name, record);
         files::replace(&self.path, format(&self.seats).as_bytes())
             .map(drop)
             .inspect_err(|_| drop(put(&mut self.seats, name, old)))
     }
 }
 
-fn put(seats: &mut Seats, name: SeatName, seat: Option<Seat>) -> Option<Seat> {
-    match seat {
-        Some(seat) => seats.insert(name, seat),
+fn put(seats: &mut Seats, name: SeatName, record: Option<Record>) -> Option<Record> {
+    match record {
+        Some(record) => seats.insert(name, record),
         None => seats.remove(&name),
     }
 }
 
 fn format(seats: &Seats) -> String {
-    let line = |(name, seat): (&SeatName, &Seat)| {
-        let memory = seat.given.memory.map(|bytes| format!("memory={bytes} ")).unwrap_or_default();
-        let compute = seat.given.compute.map(|percent| format!("compute={percent} ")).unwrap_or_default();
-        let slots: Vec<String> = seat.slots.iter().map(Slot::to_string).collect();
-        format!("{name} {memory}{compute}{}\n", slots.join(" "))
+    let line = |(name, record): (&SeatName, &Record)| {
+        let Record { seat, claim } = record;
+        let Given { weight, priority, compute, enforcement, memory, paused: _ } = seat.given;
+        let words = [
+            memory.map(|bytes| format!("memory={bytes}")),
+            compute.map(|percent| format!("compute={percent}")),
+            weight.map(|weight| format!("weight={weight}")),
+            priority.map(|priority| format!("priority={}", priority_name(priority))),
+            enforcement.map(|how| format!("policy={}", policy_name(how))),
+            claim.as_ref().map(|claim| format!("claim={}/{}/{}", claim.namespace, claim.name, claim.uid)),
+        ];
+        let requests = claim.iter().flat_map(|claim| &claim.requests).map(|request| format!("{request}@"));
+        let slots = seat.slots.iter().zip(requests.chain(std::iter::repeat(String::new())));
+        let slots = slots.map(|(slot, request)| format!("{request}{slot}"));
+        let words: Vec<String> = words.into_iter().flatten().chain(slots).collect();
+        format!("{name} {}\n", words.join(" "))
     };
     seats.iter().map(line).collect()
+}
+
+const fn priority_name(priority: Priority) -> &'static str {
+    match priority {
+        Priority::Low => "low",
+        Priority::Normal => "normal",
+        Priority::High => "high",
+    }
+}
+
+const fn policy_name(enforcement: Enforcement) -> &'static str {
+    match enforcement {
+        Enforcement::Default => "default",
+        Enforcement::Force => "force",
+        Enforcement::Disable => "disable",
+    }
 }
 
 /// The seats of the lines, and the numbers of the lines that cannot be read.
 fn parse(text: &str) -> (Seats, Vec<usize>) {
     let (mut seats, mut torn) = (Seats::new(), Vec::new());
     for (number, line) in (1..).zip(text.lines()) {
-        match seat(line) {
-            Some(seat) => drop(seats.insert(seat.name(), seat)),
+        match record(line) {
+            Some(record) => drop(seats.insert(record.seat.name(), record)),
             None => torn.push(number),
         }
     }
     (seats, torn)
 }
 
-fn seat(line: &str) -> Option<Seat> {
+fn record(line: &str) -> Option<Record> {
     let mut words = line.split(' ');
     let name = words.next()?;
     let mut seat = Seat { slots: Vec::new(), given: Given::default() };
+    let (mut claim, mut requests) = (None, Vec::new());
     for word in words {
         match word.split_once('=') {
             Some(("memory", bytes)) => seat.given.memory = Some(bytes.parse().ok()?),
             Some(("compute", percent)) => seat.given.compute = Some(percent.parse().ok()?),
+            Some(("weight", weight)) => seat.given.weight = Some(weight.parse().ok()?),
+            Some(("priority", name)) => seat.given.priority = Some(parse_priority(name).ok()?),
+            Some(("policy", name)) => seat.given.enforcement = Some(parse_enforcement(name).ok()?),
+            Some(("claim", text)) => claim = Some(text),
             Some(_) => return None,
-            None => seat.slots.push(word.parse().ok()?),
+            None => {
+                let (request, slot) = word.split_once('@').unzip();
+                requests.extend(request.map(str::to_owned));
+                seat.slots.push(slot.unwrap_or(word).parse().ok()?);
+            }
         }
     }
-    (!seat.slots.is_empty() && seat.name().to_string() == name).then_some(seat)
+    let claim = match claim.map(|text| text.split('/').map(str::to_owned).collect::<Vec<_>>()) {
+        None if requests.is_empty() => None,
+        Some(parts) if requests.len() == seat.slots.len() => {
+            let [namespace, name, uid] = parts.try_into().ok()?;
+            Some(Claim { namespace, name, uid, requests })
+        }
+        _ => return None,
+    };
+    (!seat.slots.is_empty() && seat.name().to_string() == name).then_some(Record { seat, claim })
 }
 
 #[cfg(test)]
 mod tests {
-    use nvshare_proto::GpuUuid;
+    use nvshare_proto::{GpuUuid, Slot};
 
     use super::*;
 
@@ -132,18 +206,38 @@ mod tests {
     fn a_torn_line_is_left_out_and_the_rest_is_used() {
         let slot = |gpu, number| Slot { gpu: GpuUuid([gpu; 16]), number };
         let given = Given { memory: Some(2 << 30), compute: Some(30), ..Given::default() };
+        let all = Given {
+            weight: Some(50),
+            priority: Some(Priority::Low),
+            enforcement: Some(Enforcement::Force),
+            ..given
+        };
+        let claim = Claim {
+            namespace: "n".to_owned(),
+            name: "c".to_owned(),
+            uid: "u-1".to_owned(),
+            requests: ["a", "b/sub"].map(str::to_owned).to_vec(),
+        };
         let sets = [
-            Seat { slots: vec![slot(1, 0)], given },
-            Seat { slots: vec![slot(1, 3), slot(2, 10)], given: Given::default() },
+            Record { seat: Seat { slots: vec![slot(1, 0)], given }, claim: None },
+            Record {
+                seat: Seat { slots: vec![slot(1, 3), slot(2, 10)], given: Given::default() },
+                claim: None,
+            },
+            Record {
+                seat: Seat { slots: vec![slot(3, 7), slot(4, 3_000_000_000)], given: all },
+                claim: Some(claim),
+            },
         ];
-        let seats: Seats = sets.into_iter().map(|seat| (seat.name(), seat)).collect();
+        let seats: Seats = sets.into_iter().map(|record| (record.seat.name(), record)).collect();
         let text = format(&seats);
         assert_eq!(parse(&text), (seats.clone(), vec![]));
         // Each beginning of the text that ends within a line.
-        let first = text.find('\n').unwrap();
-        for end in (1..first).chain(first + 2..text.len() - 1) {
+        for end in
+            (1..text.len()).filter(|&end| !matches!(text.as_bytes()[end - 1..=end], [b'\n', _] | [_, b'\n']))
+        {
             let (read, torn) = parse(&text[..end]);
-            let whole = usize::from(end > first);
+            let whole = text[..end].matches('\n').count();
             assert_eq!((read.len(), torn), (whole, vec![whole + 1]), "{:?}", &text[..end]);
         }
         let (read, torn) = parse(&format!("\u{fffd}\n\n{text}"));

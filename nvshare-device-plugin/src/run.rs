@@ -12,11 +12,12 @@ use tokio::time::sleep;
 use tracing::info;
 
 use crate::allocate::{LIBRARY, PRELOAD, preload_file};
-use crate::cards::Places;
+use crate::cards::{Places, Versions};
 use crate::devices::{self, Card};
-use crate::options::{Options, Preload};
+use crate::host::Host;
+use crate::options::{Api, Options, Preload};
 use crate::plugin::Plugin;
-use crate::{clean_up, features, files, kubelet, pods, upkeep};
+use crate::{clean_up, dra, features, files, kubelet, pods, rivals, upkeep};
 
 const LOOK_FOR_GPUS_EVERY: Duration = Duration::from_secs(5);
 /// Once there is a GPU, others whose UUIDs cannot be read are waited for so long. Some never can be: a GPU may be broken or not visible here.
@@ -33,27 +34,44 @@ pub async fn run(options: Options) -> Result<(), String> {
     if options.clean_up {
         return clean_up::run(&options).await;
     }
+    let server = match options.api {
+        Api::DevicePlugin => None,
+        Api::Dra => Some(dra::server(&options).await?),
+    };
+    rivals::refuse_server(&options).await?;
     let _entered = kubelet::enter(&options.kubelet).await;
     // No other plugin does the same now.
+    rivals::refuse_seats(&options).await?;
     install(&options)?;
     let places = Places { descriptions: options.gpu_descriptions.clone(), sysfs: options.sysfs.clone() };
     let cards = find_cards(&options, &places).await?;
     if let Some(folder) = &options.features_dir {
         features::write(folder, &cards, options.slots)?;
     }
-    let plugin = Arc::new(Plugin::open(options, cards)?);
-    let sees = Arc::clone(&plugin);
+    // NVML is asked only where it is of use.
+    let versions = if server.is_some() { places.versions() } else { Versions::default() };
+    let host = Arc::new(Host::open(options, cards)?);
+    let sees = Arc::clone(&host);
     // NVML waits.
     let follows =
         thread::Builder::new().name("gpus".to_owned()).spawn(move || places.follow(|seen| sees.see(seen)));
     follows.map_err(|error| error.to_string())?;
+    match server {
+        Some(server) => dra::serve(host, server, versions).await,
+        None => serve_slots(host).await,
+    }
+    Ok(())
+}
+
+/// Serves the device plugin API, for ever.
+async fn serve_slots(host: Arc<Host>) {
+    let plugin = Arc::new(Plugin::of(Arc::clone(&host)));
     let (tell_boot, boot) = watch::channel(None);
     tokio::join!(
         kubelet::attend(Arc::clone(&plugin)),
-        upkeep::keep(Arc::clone(&plugin), tell_boot),
-        pods::tell(plugin, boot)
+        upkeep::keep(Arc::clone(&host), |nvidia, answers| plugin.offer(nvidia, answers), tell_boot),
+        pods::tell(host, boot, &plugin.allocated, async |listed| pods::keep_in_step(&plugin, listed).await)
     );
-    Ok(())
 }
 
 /// Puts the library where containers get it from. Programs that have the old one keep it.

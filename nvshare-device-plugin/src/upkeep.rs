@@ -10,8 +10,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use crate::host::Host;
 use crate::nvidia::{Found, KINDS};
-use crate::plugin::Plugin;
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 static NOT_WRITTEN: Seldom = Seldom::new(|text| warn!("{text}"));
@@ -27,15 +27,16 @@ struct Made {
     refused: Vec<SeatName>,
 }
 
-/// Looks, for ever. Says which run of the scheduler answers, once it was asked for all seats; none: none does.
-pub async fn keep(plugin: Arc<Plugin>, boot: watch::Sender<Option<u64>>) {
+/// Looks, for ever. Says which run of the scheduler answers, once it was asked for all seats; none: none does. `offer` is told of NVIDIA's
+/// devices, and whether the scheduler counts as there.
+pub async fn keep(host: Arc<Host>, offer: impl Fn(&Found, bool), boot: watch::Sender<Option<u64>>) {
     let (mut made, mut answered, mut was_good) = (Made::default(), Instant::now(), true);
-    let grace = Duration::from_secs(plugin.options.grace);
+    let grace = Duration::from_secs(host.options.grace);
     loop {
-        let looks = Arc::clone(&plugin);
+        let looks = Arc::clone(&host);
         if let Ok((run, nvidia)) = spawn_blocking(move || look(&looks)).await {
             let run = match run {
-                Ok(run) => make_again(&plugin, run, &mut made).await.map(|()| run),
+                Ok(run) => make_again(&host, run, &mut made).await.map(|()| run),
                 Err(error) => Err(error),
             };
             if run.is_err() {
@@ -51,14 +52,14 @@ pub async fn keep(plugin: Arc<Plugin>, boot: watch::Sender<Option<u64>>) {
                 _ => {}
             }
             was_good = is_good;
-            plugin.offer(&nvidia, is_good);
-            if plugin.names_devices() && !nvidia.any {
-                let kinds = plugin.options.nvidia_cdi_kind.clone().unwrap_or_else(|| KINDS.join(" nor of "));
+            offer(&nvidia, is_good);
+            if host.names_devices() && !nvidia.any {
+                let kinds = host.options.nvidia_cdi_kind.clone().unwrap_or_else(|| KINDS.join(" nor of "));
                 NO_NVIDIA.say(format_args!(
                     "no CDI device of kind {kinds} is in {} or {}, so no slot is offered: let NVIDIA's toolkit make \
                      them (nvidia-ctk cdi generate), or choose another --device-list-strategy",
-                    plugin.options.etc_cdi.display(),
-                    plugin.options.cdi_dir.display()
+                    host.options.etc_cdi.display(),
+                    host.options.cdi_dir.display()
                 ));
             }
             boot.send_if_modified(|old| std::mem::replace(old, run.as_ref().ok().copied()) != *old);
@@ -68,9 +69,9 @@ pub async fn keep(plugin: Arc<Plugin>, boot: watch::Sender<Option<u64>>) {
 }
 
 /// Asks a run of the scheduler for the seats that it has not.
-async fn make_again(plugin: &Arc<Plugin>, run: u64, made: &mut Made) -> Result<(), Error> {
-    let seats = if made.run == Some(run) { made.refused.clone() } else { plugin.seats().await };
-    let (refused, why) = plugin.make_again(seats).await?;
+async fn make_again(host: &Arc<Host>, run: u64, made: &mut Made) -> Result<(), Error> {
+    let seats = if made.run == Some(run) { made.refused.clone() } else { host.seats().await };
+    let (refused, why) = host.make_again(seats).await?;
     if !refused.is_empty() {
         REFUSED.say(format_args!(
             "the scheduler refuses {} seats that were given out, which are asked for again: {why}",
@@ -82,12 +83,12 @@ async fn make_again(plugin: &Arc<Plugin>, run: u64, made: &mut Made) -> Result<(
 }
 
 /// One look. It waits for the scheduler and the disk. Returns which run of the scheduler answers, and NVIDIA's devices.
-fn look(plugin: &Plugin) -> (Result<u64, Error>, Found) {
-    if plugin.has_lost_its_specification()
-        && let Err(error) = plugin.publish()
+fn look(host: &Host) -> (Result<u64, Error>, Found) {
+    if host.has_lost_its_specification()
+        && let Err(error) = host.publish()
     {
         NOT_WRITTEN.say(format_args!("{error}"));
     }
-    let run = plugin.scheduler.watch(WatchFrom::Now, false).map(|watch| watch.boot());
-    (run, plugin.nvidia())
+    let run = host.scheduler.watch(WatchFrom::Now, false).map(|watch| watch.boot());
+    (run, host.nvidia())
 }

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use nvshare_device_plugin::api::{
-    ALLOCATE, AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerDevices,
-    ContainerPreferredAllocationRequest, ContainerResources, Device, DevicePluginOptions, Empty,
-    LIST_AND_WATCH, LIST_PODS, ListAndWatchResponse, ListPodResourcesResponse, OPTIONS, PREFERRED,
-    PodResources, PreferredAllocationRequest, PreferredAllocationResponse, REGISTER, RegisterRequest,
+    ALLOCATE, AllocateRequest, AllocateResponse, CdiDevice, ClaimResource, ContainerAllocateRequest,
+    ContainerDevices, ContainerPreferredAllocationRequest, ContainerResources, Device, DevicePluginOptions,
+    DynamicResource, Empty, LIST_AND_WATCH, LIST_PODS, ListAndWatchResponse, ListPodResourcesResponse,
+    OPTIONS, PREFERRED, PodResources, PreferredAllocationRequest, PreferredAllocationResponse, REGISTER,
+    RegisterRequest,
 };
 use nvshare_device_plugin::checkpoint;
 use nvshare_device_plugin::grpc::{self, Answer, Call, Client};
@@ -128,6 +129,22 @@ impl Kubelet {
         fs::rename(new, path).unwrap();
     }
 
+    /// Says from now on that a container of this pod has these CDI devices by a claim.
+    pub(crate) fn list_claim(&self, pod: &str, devices: &[String]) {
+        let cdi_devices = devices.iter().map(|name| CdiDevice { name: name.clone() }).collect();
+        let claim = DynamicResource { claim_resources: vec![ClaimResource { cdi_devices }] };
+        let container = ContainerResources {
+            name: "main".to_owned(),
+            dynamic_resources: vec![claim],
+            ..ContainerResources::default()
+        };
+        self.seen.lock().unwrap().pods.pod_resources = vec![PodResources {
+            name: pod.to_owned(),
+            namespace: "default".to_owned(),
+            containers: vec![container],
+        }];
+    }
+
     /// Says from now on that pods have these slots of the resource, one container each.
     pub(crate) fn list_pods(&self, pods: &[(&str, &[Slot])]) {
         let pod = |&(name, slots): &(&str, &[Slot])| {
@@ -135,7 +152,11 @@ impl Kubelet {
                 resource_name: "nvshare.com/gpu".to_owned(),
                 device_ids: vec![slot.to_string()],
             });
-            let container = ContainerResources { name: "main".to_owned(), devices: devices.collect() };
+            let container = ContainerResources {
+                name: "main".to_owned(),
+                devices: devices.collect(),
+                ..ContainerResources::default()
+            };
             PodResources {
                 name: name.to_owned(),
                 namespace: "default".to_owned(),

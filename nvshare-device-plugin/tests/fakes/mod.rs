@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
+mod api_server;
+mod claims;
 mod kubelet;
 mod scheduler;
 
@@ -14,6 +16,10 @@ use std::time::{Duration, Instant};
 use nvshare_proto::GpuUuid;
 use serde_json::{Value, json};
 
+#[allow(unused_imports, reason = "some tests have no claims")]
+pub(crate) use api_server::ApiServer;
+#[allow(unused_imports, reason = "some tests have no claims")]
+pub(crate) use claims::{Claims, allocated, claim};
 pub(crate) use kubelet::Kubelet;
 #[allow(unused_imports, reason = "some tests have a real one")]
 pub(crate) use scheduler::Scheduler;
@@ -50,6 +56,7 @@ impl Machine {
         write(&root.join("build/libnvshare.so"), "the library");
         fs::create_dir_all(root.join("kubelet/device-plugins")).unwrap();
         fs::create_dir_all(root.join("kubelet/pod-resources")).unwrap();
+        fs::create_dir_all(root.join("kubelet/plugins_registry")).unwrap();
         let machine = Self { root, gpus, plugins: Vec::new() };
         machine.generate_nvidia();
         machine
@@ -93,6 +100,7 @@ impl Machine {
             .args(["--etc-cdi".into(), at("etc-cdi"), "--gpu-descriptions".into(), at("gpus")])
             .args(["--sysfs".into(), at("sys")])
             .args(options.split_whitespace())
+            .env("KUBECONFIG", at("kubeconfig"))
             .stderr(File::create(self.log_file(number)).unwrap())
             .stdin(Stdio::null())
             .spawn()

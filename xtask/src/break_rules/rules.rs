@@ -17,7 +17,7 @@ pub(super) struct Rule {
 }
 
 /// The files of rules; [`parse`] says what they look like.
-const LISTS: [&str; 7] = [
+const LISTS: [&str; 8] = [
     include_str!("../../rules/library.rules"),
     include_str!("../../rules/stream-order.rules"),
     include_str!("../../rules/gone.rules"),
@@ -25,6 +25,7 @@ const LISTS: [&str; 7] = [
     include_str!("../../rules/scheduler.rules"),
     include_str!("../../rules/shares.rules"),
     include_str!("../../rules/seats.rules"),
+    include_str!("../../rules/claims.rules"),
 ];
 
 /// All rules.

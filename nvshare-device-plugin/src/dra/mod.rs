@@ -1,0 +1,248 @@
+//! Dynamic Resource Allocation: the driver publishes each GPU as a device that many claims may have, and prepares claims as seats.
+//!
+//! Decisions are in modules without IO: [`slices`], [`claims`], [`parameters`], [`quantities`]. Around them: the kubelet
+//! ([`registration`], [`messages`]) and the API server ([`server`], [`publish`]). Seats, their record and their CDI devices are the
+//! [`Host`]'s, as with the device plugin API.
+
+pub mod claims;
+pub mod messages;
+pub mod parameters;
+pub mod publish;
+pub mod quantities;
+pub mod registration;
+pub mod server;
+pub mod slices;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvshare_proto::cdi::KIND;
+use nvshare_proto::{GpuUuid, SeatName, Seldom};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tonic::Status;
+use tracing::{info, warn};
+
+use crate::cards::Versions;
+use crate::devices::Card;
+use crate::host::{Host, blocking};
+use crate::options::{Options, Strategy};
+use crate::records::Record;
+use crate::{cdi, pods, upkeep};
+use claims::Place;
+use messages::{Claim, ClaimsRequest, Device, PrepareResponse, Prepared, UnprepareResponse, Unprepared};
+use server::{Error, Server};
+
+/// The driver's name.
+pub const DRIVER: &str = "gpu.nvshare.com";
+
+/// How often a seat whose claim has ended is asked to go.
+const TIDY_EVERY: Duration = Duration::from_secs(2);
+
+static NOT_REMOVED: Seldom = Seldom::new(|text| warn!("{text}"));
+
+/// The driver of a node.
+#[derive(Debug)]
+pub struct Driver {
+    /// The machine.
+    pub host: Arc<Host>,
+    server: Server,
+    /// Told after each claim that is prepared.
+    prepared: Notify,
+    /// Told after each claim that has ended.
+    ended: Notify,
+    /// Told when a kubelet has registered the driver: one that starts removes the slices of all drivers.
+    registered: Notify,
+    /// The GPUs that are offered.
+    offered: watch::Sender<BTreeSet<GpuUuid>>,
+}
+
+/// The API server of a node's driver.
+///
+/// # Errors
+/// What the command line asks for cannot be had.
+pub async fn server(options: &Options) -> Result<Server, String> {
+    let Some(node) = options.node_name.clone().filter(|node| !node.is_empty()) else {
+        return Err("--api dra: the name of the node is missing: --node-name, or $NODE_NAME".to_owned());
+    };
+    if options.device_list_strategy != Strategy::CdiCri {
+        return Err(
+            "--api dra: containers get claims by names of CDI devices alone: --device-list-strategy cdi-cri"
+                .to_owned(),
+        );
+    }
+    Server::of(node).await
+}
+
+/// Serves for ever.
+pub async fn serve(host: Arc<Host>, server: Server, versions: Versions) {
+    let offered = watch::Sender::new(host.healthy(&host.nvidia(), true));
+    let [prepared, ended, registered] = [(); 3].map(|()| Notify::new());
+    let driver = Arc::new(Driver { host, server, prepared, ended, registered, offered });
+    let (tell_boot, boot) = watch::channel(None);
+    if driver.host.cards.iter().any(|card| slices::most_memory(card, &driver.host.options).is_none()) {
+        info!(
+            "NVML alone knows how much memory a GPU has: without it and without --slot-memory no claim can ask for memory"
+        );
+    }
+    let devices = |offered: &BTreeSet<GpuUuid>| {
+        let offered = driver.host.cards.iter().filter(|card| offered.contains(&card.gpu));
+        offered.map(|card: &Card| slices::device(card, &versions, &driver.host.options)).collect()
+    };
+    let offers = |nvidia: &_, answers| {
+        let healthy = driver.host.healthy(nvidia, answers);
+        driver.offered.send_if_modified(|old| std::mem::replace(old, healthy) != *old);
+    };
+    tokio::join!(
+        registration::attend(Arc::clone(&driver)),
+        publish::keep(&driver.server, devices, driver.offered.subscribe(), &driver.registered),
+        upkeep::keep(Arc::clone(&driver.host), offers, tell_boot),
+        pods::tell(Arc::clone(&driver.host), boot, &driver.prepared, async |_| {}),
+        tidy(&driver),
+    );
+}
+
+/// Removes the seats whose claims have ended, for ever. No pod waits for that: the scheduler keeps those that a process still uses, and may be away.
+async fn tidy(driver: &Driver) {
+    loop {
+        driver.remove_ended().await;
+        tokio::select! {
+            () = sleep(TIDY_EVERY) => {}
+            () = driver.ended.notified() => {}
+        }
+    }
+}
+
+impl Driver {
+    /// Prepares claims, each by itself.
+    async fn prepare(self: &Arc<Self>, request: ClaimsRequest) -> PrepareResponse {
+        let mut tasks = JoinSet::new();
+        for claim in request.claims {
+            let driver = Arc::clone(self);
+            tasks.spawn(async move {
+                let prepared = match driver.prepare_one(&claim).await {
+                    Ok(devices) => Prepared { devices, error: String::new() },
+                    Err(why) => {
+                        let error = format!("claim {}/{}: {why}", claim.namespace, claim.name);
+                        warn!("{error}");
+                        Prepared { devices: Vec::new(), error }
+                    }
+                };
+                (claim.uid, prepared)
+            });
+        }
+        let claims = tasks.join_all().await.into_iter().collect();
+        self.prepared.notify_one();
+        PrepareResponse { claims }
+    }
+
+    /// Makes the seats of a claim. Returns its devices, the same ones each time.
+    async fn prepare_one(&self, claim: &Claim) -> Result<Vec<Device>, String> {
+        let seats = self.seats(claim).await?;
+        let host = Arc::clone(&self.host);
+        let nvidia = blocking(move || Ok(host.nvidia())).await.map_err(words)?;
+        let devices = seats.iter().map(|record| {
+            let names = self.host.nvidia_names(&nvidia, &record.seat.slots).map_err(words)?;
+            Ok(devices(record, &names, self.server.node()))
+        });
+        let devices = devices.collect::<Result<Vec<_>, String>>()?.concat();
+        let names: BTreeSet<SeatName> = seats.iter().map(|record| record.seat.name()).collect();
+        for record in seats {
+            self.host.give(record).await.map_err(words)?;
+        }
+        // What the claim had when it was allocated to something else.
+        self.end(&claim.uid, &names).await?;
+        self.ended.notify_one();
+        self.host.publish_soon().await.map_err(words)?;
+        Ok(devices)
+    }
+
+    /// The seats of a claim, as the API server says now. While it is away, those that the claim was given.
+    async fn seats(&self, claim: &Claim) -> Result<Vec<Record>, String> {
+        match self.server.claim(&claim.namespace, &claim.name).await {
+            Ok(found) if found.metadata.uid.as_ref() != Some(&claim.uid) => {
+                Err("another claim has this name now".to_owned())
+            }
+            Ok(found) => {
+                let (host, node) = (Arc::clone(&self.host), self.server.node().to_owned());
+                let read = self.host.read(move |known| {
+                    let place = Place { node: &node, cards: &host.cards, options: &host.options };
+                    Some(claims::seats(&found, place, known).map_err(|refusal| refusal.to_string()))
+                });
+                read.await.unwrap_or_else(|| Err("it cannot be read".to_owned()))
+            }
+            Err(Error::Missing(_)) => Err("there is no such claim any more".to_owned()),
+            Err(error) => {
+                let known = self.recorded(&claim.uid).await;
+                if known.is_empty() { Err(error.to_string()) } else { Ok(known) }
+            }
+        }
+    }
+
+    /// What was given to a claim.
+    async fn recorded(&self, uid: &str) -> Vec<Record> {
+        let uid = uid.to_owned();
+        let is_its = move |record: &&Record| record.claim.as_ref().is_some_and(|claim| claim.uid == uid);
+        self.host.read(move |known| known.values().filter(is_its).cloned().collect()).await
+    }
+
+    /// Ends what was given to a claim, but for some seats.
+    async fn end(&self, uid: &str, but: &BTreeSet<SeatName>) -> Result<(), String> {
+        for record in self.recorded(uid).await {
+            let name = record.seat.name();
+            if !but.contains(&name) {
+                self.host.change(name, |record| record.claim = None).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends claims, each by itself.
+    async fn unprepare(&self, request: ClaimsRequest) -> UnprepareResponse {
+        let mut claims = std::collections::BTreeMap::new();
+        for claim in request.claims {
+            let ended = match self.end(&claim.uid, &BTreeSet::new()).await {
+                Ok(()) => self.host.publish_soon().await.map_err(words),
+                Err(error) => Err(error),
+            };
+            let ended = ended
+                .inspect_err(|why| warn!("claim {}/{} has not ended: {why}", claim.namespace, claim.name));
+            claims.insert(claim.uid, Unprepared { error: ended.err().unwrap_or_default() });
+        }
+        self.ended.notify_one();
+        UnprepareResponse { claims }
+    }
+
+    /// Removes the seats whose claims have ended.
+    async fn remove_ended(&self) {
+        let ended = |(name, record): (&SeatName, &Record)| record.claim.is_none().then_some(*name);
+        let ended: Vec<SeatName> =
+            self.host.read(move |known| known.iter().filter_map(ended).collect()).await;
+        for name in ended {
+            // Its claim may have been prepared again.
+            if let Err(error) = self.host.remove(name, move |host| host.is_unclaimed(name)).await {
+                NOT_REMOVED.say(format_args!("seat {name}, whose claim has ended, stays for now: {error}"));
+            }
+        }
+    }
+}
+
+fn words(status: Status) -> String {
+    status.message().to_owned()
+}
+
+/// The devices of a seat: ours, which brings the library and the seat's socket, and NVIDIA's, which brings the GPU.
+fn devices(record: &Record, nvidia: &[String], node: &str) -> Vec<Device> {
+    let own = format!("{KIND}={}", cdi::device_name(record.seat.name()));
+    let requests = record.claim.iter().flat_map(|claim| &claim.requests);
+    let of = |((slot, request), nvidia): ((&nvshare_proto::Slot, &String), &String)| Device {
+        // The kubelet knows a request, and not which of its choices was allocated.
+        request_names: request.split('/').next().map(str::to_owned).into_iter().collect(),
+        pool_name: node.to_owned(),
+        device_name: slices::device_name(slot.gpu),
+        cdi_device_ids: vec![own.clone(), nvidia.clone()],
+    };
+    record.seat.slots.iter().zip(requests).zip(nvidia).map(of).collect()
+}

@@ -1,0 +1,211 @@
+//! What a claim or a DeviceClass says of a seat beside its capacities: `SeatParameters`.
+
+use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
+use nvshare_proto::{Enforcement, Given, MOST_WEIGHT, Priority};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::DRIVER;
+
+/// The version of the parameters.
+const API_VERSION: &str = "nvshare.com/v1alpha1";
+/// The kind of the parameters.
+const KIND: &str = "SeatParameters";
+/// The largest weight that a program may give itself.
+const USUAL_WEIGHT: u32 = 100;
+
+/// The parameters.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct SeatParameters {
+    /// Weight against others, 1 to 10000.
+    weight: Option<u32>,
+    /// When the compute limit holds.
+    policy: Option<Enforcement>,
+    /// Priority.
+    priority: Option<Priority>,
+}
+
+impl SeatParameters {
+    /// These, and where they say nothing, others.
+    fn or(self, other: &Self) -> Self {
+        Self {
+            weight: self.weight.or(other.weight),
+            policy: self.policy.or(other.policy),
+            priority: self.priority.or(other.priority),
+        }
+    }
+}
+
+/// Puts together what a class and a claim say for a request. A class is written by an administrator, and a claim by a user: a claim may ask for
+/// less than its class gives, and for no more. Where the class says nothing, that is what a program may ask for by itself.
+///
+/// # Errors
+/// Something there is not known, or a claim asks for more.
+pub fn for_request(config: &[DeviceAllocationConfiguration], request: &str) -> Result<Given, String> {
+    let (mut class, mut claim) = (SeatParameters::default(), SeatParameters::default());
+    for entry in config.iter().filter(|entry| is_for(entry, request)) {
+        let Some(opaque) = entry.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else { continue };
+        let said = read(&opaque.parameters.0)?;
+        let known = if entry.source == "FromClass" { &mut class } else { &mut claim };
+        *known = said.or(known);
+    }
+    refuse_more(&class, &claim)?;
+    let SeatParameters { weight, policy, priority } = claim.or(&class);
+    Ok(Given { weight, enforcement: policy, priority, ..Given::default() })
+}
+
+/// Whether an entry is for this request: it may name none, the request, or the whole of which the request is one choice.
+fn is_for(entry: &DeviceAllocationConfiguration, request: &str) -> bool {
+    let named = entry.requests.as_deref().unwrap_or_default();
+    let whole = request.split_once('/').map_or(request, |(whole, _)| whole);
+    named.is_empty() || named.iter().any(|name| name == request || name == whole)
+}
+
+fn read(value: &Value) -> Result<SeatParameters, String> {
+    let word = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or_default();
+    let (version, kind) = (word("apiVersion"), word("kind"));
+    if (version, kind) != (API_VERSION, KIND) {
+        return Err(format!(
+            "parameters of apiVersion {version:?} and kind {kind:?} are not known; accepted: {API_VERSION}, {KIND}"
+        ));
+    }
+    let mut fields = value.clone();
+    if let Some(fields) = fields.as_object_mut() {
+        fields.retain(|name, _| name != "apiVersion" && name != "kind");
+    }
+    let said: SeatParameters = serde_json::from_value(fields).map_err(|error| format!("{KIND}: {error}"))?;
+    match said.weight {
+        Some(weight) if !(1..=MOST_WEIGHT).contains(&weight) => {
+            Err(format!("{KIND}: a weight of {weight} is out of range: 1 to {MOST_WEIGHT}"))
+        }
+        _ => Ok(said),
+    }
+}
+
+/// Refuses a claim that asks for more than its class gives.
+fn refuse_more(class: &SeatParameters, claim: &SeatParameters) -> Result<(), String> {
+    let most = class.weight.unwrap_or(USUAL_WEIGHT);
+    if let Some(weight) = claim.weight.filter(|&weight| weight > most) {
+        return Err(format!(
+            "{KIND}: a weight of {weight} in a claim; its DeviceClass gives it {most} at most"
+        ));
+    }
+    if claim.priority > Some(class.priority.unwrap_or_default()) {
+        return Err(format!("{KIND}: a priority in a claim that is higher than its DeviceClass gives it"));
+    }
+    // How hard a limit binds.
+    let hardness = |policy| match policy {
+        Enforcement::Disable => 0,
+        Enforcement::Default => 1,
+        Enforcement::Force => 2,
+    };
+    let least = hardness(class.policy.unwrap_or_default());
+    if claim.policy.is_some_and(|policy| hardness(policy) < least) {
+        return Err(format!("{KIND}: a policy in a claim that binds less than that of its DeviceClass"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::resource::v1::OpaqueDeviceConfiguration;
+    use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+    use serde_json::json;
+
+    use super::*;
+
+    fn entry(source: &str, requests: &[&str], driver: &str, fields: &Value) -> DeviceAllocationConfiguration {
+        let mut parameters = json!({"apiVersion": API_VERSION, "kind": KIND});
+        parameters.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        DeviceAllocationConfiguration {
+            opaque: Some(OpaqueDeviceConfiguration {
+                driver: driver.to_owned(),
+                parameters: RawExtension(parameters),
+            }),
+            requests: Some(requests.iter().map(|&name| name.to_owned()).collect()),
+            source: source.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_class_and_then_a_claim_say_what_a_request_has() {
+        let config = [
+            entry("FromClass", &[], DRIVER, &json!({"weight": 500, "priority": "high"})),
+            entry("FromClaim", &["a"], DRIVER, &json!({"weight": 300, "priority": "low"})),
+            entry("FromClaim", &["b/small"], DRIVER, &json!({"policy": "force"})),
+            entry("FromClaim", &[], "gpu.example.com", &json!({"anything": 1})),
+        ];
+        let class = Given { weight: Some(500), priority: Some(Priority::High), ..Given::default() };
+        let a = Given { weight: Some(300), priority: Some(Priority::Low), ..class };
+        let b = Given { enforcement: Some(Enforcement::Force), ..class };
+        for (request, expected) in [("a", a), ("a/any", a), ("b/small", b), ("b/large", class), ("c", class)]
+        {
+            assert_eq!(for_request(&config, request), Ok(expected), "{request}");
+        }
+        assert_eq!(for_request(&[], "a"), Ok(Given::default()));
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_with_its_name() {
+        for (source, fields, told) in [
+            ("FromClaim", json!({"wieght": 50}), "SeatParameters: unknown field `wieght`, expected one of"),
+            ("FromClass", json!({"gang": "g"}), "unknown field `gang`"),
+            ("FromClaim", json!({"priority": "urgent"}), "unknown variant `urgent`"),
+            ("FromClaim", json!({"policy": 1}), "SeatParameters: invalid type"),
+            ("FromClaim", json!({"weight": -1}), "SeatParameters: invalid value"),
+            ("FromClass", json!({"weight": 0}), "a weight of 0 is out of range: 1 to 10000"),
+            ("FromClass", json!({"weight": 10_001}), "a weight of 10001 is out of range"),
+            ("FromClaim", json!({"kind": "SeatParameter"}), "kind \"SeatParameter\" are not known"),
+            (
+                "FromClaim",
+                json!({"apiVersion": "nvshare.com/v2", "other": 1}),
+                "apiVersion \"nvshare.com/v2\"",
+            ),
+        ] {
+            let refused = for_request(&[entry(source, &[], DRIVER, &fields)], "a").unwrap_err();
+            assert!(refused.contains(told), "{fields}: {refused}");
+        }
+        // The line of an array says nothing of its kind either.
+        let bare = DeviceAllocationConfiguration {
+            opaque: Some(OpaqueDeviceConfiguration {
+                driver: DRIVER.to_owned(),
+                parameters: RawExtension(json!([1])),
+            }),
+            ..entry("FromClaim", &[], DRIVER, &json!({}))
+        };
+        assert!(for_request(&[bare], "a").unwrap_err().contains("apiVersion \"\" and kind \"\""));
+    }
+
+    #[test]
+    fn a_claim_asks_for_less_than_its_class_gives() {
+        let with = |class: Value, claim: Value| {
+            let said = [("FromClass", class), ("FromClaim", claim)];
+            let config = said.map(|(source, fields)| entry(source, &[], DRIVER, &fields));
+            for_request(&config, "a")
+        };
+        for (class, claim, told) in [
+            (json!({}), json!({"weight": 100}), None),
+            (
+                json!({}),
+                json!({"weight": 101}),
+                Some("a weight of 101 in a claim; its DeviceClass gives it 100 at most"),
+            ),
+            (json!({"weight": 50}), json!({"weight": 51}), Some("gives it 50 at most")),
+            (json!({}), json!({"priority": "normal"}), None),
+            (json!({}), json!({"priority": "high"}), Some("a priority in a claim that is higher")),
+            (json!({"priority": "low"}), json!({"priority": "normal"}), Some("that is higher")),
+            (json!({"priority": "high"}), json!({"priority": "high"}), None),
+            (json!({}), json!({"policy": "disable"}), Some("a policy in a claim that binds less")),
+            (json!({"policy": "disable"}), json!({"policy": "disable"}), None),
+            (json!({"policy": "force"}), json!({"policy": "default"}), Some("binds less")),
+        ] {
+            let words = format!("{class} {claim}");
+            match (with(class, claim), told) {
+                (Ok(_), None) => {}
+                (Err(refused), Some(told)) => assert!(refused.contains(told), "{words}: {refused}"),
+                (got, _) => panic!("{words}: {got:?}"),
+            }
+        }
+    }
+}
