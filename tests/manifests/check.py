@@ -12,6 +12,8 @@ import yaml
 from kubernetes_validate import utils
 
 VERSIONS = ("1.29", "1.33", "1.37")
+# The oldest version that has resource.k8s.io/v1, and the newest. Their schemas have the fields behind feature gates as well.
+CLAIMS = ("1.34", "1.37")
 
 STATE = "/var/lib/nvshare"
 LIBRARY_ON_HOST = f"{STATE}/lib"
@@ -19,19 +21,33 @@ LIBRARY_IN_IMAGE = "/usr/lib/nvshare/libnvshare.so"
 # The kubelet makes these; whether a container may only read them.
 KUBELET = {"/var/lib/kubelet/device-plugins": False, "/var/lib/kubelet/pod-resources": True}
 CDI = {"/var/run/cdi": False, "/etc/cdi": True}
+# The component dra/ has this one as well.
+REGISTRY = "/var/lib/kubelet/plugins_registry"
 READY = "nvidia.com/gpu.present"
 
 # Every document that each folder is to have: nothing unseen, nothing lost.
 EXPECTED = {
     "manifests": ["DaemonSet/nvshare-device-plugin", "DaemonSet/nvshare-scheduler", "Namespace/nvshare"],
     "manifests/clean-up": ["DaemonSet/nvshare-clean-up", "Namespace/nvshare-clean-up"],
+    "manifests/dra/cluster": [
+        "DeviceClass/gpu.nvshare.com", "ValidatingAdmissionPolicy/nvshare-dra", "ValidatingAdmissionPolicyBinding/nvshare-dra",
+    ],
+    "manifests/dra/examples": [
+        "Namespace/nvshare-claims", "Pod/common-one", "Pod/common-two", "Pod/pair", "Pod/quarter", "ResourceClaim/common",
+        "ResourceClaimTemplate/pair", "ResourceClaimTemplate/quarter",
+    ],
     "manifests/examples": [
         "ConfigMap/multiply", "Namespace/nvshare-examples", "Pod/limited", "Pod/unlimited", "ResourceQuota/slots",
     ],
 }  # fmt: skip
 
 # The level of Pod Security that each folder's namespace has.
-LEVELS = {"manifests": "privileged", "manifests/clean-up": "privileged", "manifests/examples": "restricted"}
+LEVELS = {
+    "manifests": "privileged", "manifests/clean-up": "privileged", "manifests/examples": "restricted",
+    "manifests/dra/examples": "restricted",
+}  # fmt: skip
+# Folders that need claims.
+OF_CLAIMS = ("manifests/dra/cluster", "manifests/dra/examples")
 
 # Volume types that the Pod Security level "restricted" allows.
 RESTRICTED_VOLUMES = {
@@ -60,6 +76,12 @@ class Sources:
         self.admin_socket = one(r'const SYSTEM_ADMIN_SOCKET: &str = "(.+)";', "proto/src/paths.rs")
         self.seats = one(r'const SEATS: &str = "(.+)";', "proto/src/paths.rs")
         self.resource = one(r'const KIND: &str = "(.+)";', "proto/src/cdi.rs")
+        self.driver = one(r'const DRIVER: &str = "(.+)";', "nvshare-device-plugin/src/dra/mod.rs")
+        parameters = text("nvshare-device-plugin/src/dra/parameters.rs")
+        self.parameters = {"apiVersion", "kind", *re.findall(r"^    (\w+): Option<", parameters, re.MULTILINE)}
+        slices = text("nvshare-device-plugin/src/dra/slices.rs")
+        self.capacities = set(re.findall(r'^pub const \w+: &str = "(\w+)";', slices, re.MULTILINE))
+        self.attributes = set(re.findall(r'^        \("(\w+)", ', slices, re.MULTILINE))
         self.variables = set(re.findall(r'&str = "(NVSHARE_\w+)";', text("proto/src/env.rs")))
         self.options = self.options_in(text("nvshare-scheduler/src/settings/options.rs"))
         self.plugin_options = self.options_in(text("nvshare-device-plugin/src/options.rs"))
@@ -168,7 +190,9 @@ def check_pod(pod):
 
 
 def check_nodes(pod):
-    """The resource chooses the node, or a label does."""
+    """The resource or a claim chooses the node, or a label does."""
+    if pod.get("resourceClaims"):
+        return
     limits = [container.get("resources", {}).get("limits", {}) for container in containers_of(pod)]
     if any(name.startswith("nvshare.com/") for names in limits for name in names):
         return
@@ -310,7 +334,7 @@ def check_scheduler(daemon, sources):
 def check_clean_up(daemon, sources):
     """It sees all that the two daemons may leave, and does nothing else."""
     pod = daemon["spec"]["template"]["spec"]
-    own = (directory_of(sources.socket), directory_of(sources.admin_socket), sources.seats, STATE, "/var/run/cdi")
+    own = (directory_of(sources.socket), directory_of(sources.admin_socket), sources.seats, STATE, "/var/run/cdi", REGISTRY)
     mounts = {path: (path, False) for path in own} | {path: (path, only) for path, only in KUBELET.items()}
     init = pod.get("initContainers") or []
     if [container["name"] for container in init] != ["clean-up"]:
@@ -330,6 +354,54 @@ def check_clean_up(daemon, sources):
         yield f"the clean-up mounts {mounts_of(pod, init[0])}, not {mounts}"
     if any(container.get("volumeMounts") for container in pod["containers"]):
         yield "what waits behind the clean-up mounts something"
+
+
+def check_device_class(found, sources):
+    spec = found["spec"]
+    if found["metadata"]["name"] != sources.driver or spec.get("extendedResourceName") != sources.resource:
+        yield f"{spec.get('extendedResourceName')} is not {sources.resource} of {sources.driver}"
+    if spec.get("selectors") != [{"cel": {"expression": f'device.driver == "{sources.driver}"'}}]:
+        yield f"selects {spec.get('selectors')}, not the devices of {sources.driver}"
+
+
+def check_policy(found, sources):
+    expressions = " ".join(one["expression"] for one in found["spec"]["validations"])
+    if f'driver == "{sources.driver}"' not in expressions or "nodeName" not in expressions:
+        yield "lets a driver write slices of others"
+    wanted = 'request.userInfo.username == "system:serviceaccount:nvshare:nvshare-dra"'
+    if [one["expression"] for one in found["spec"]["matchConditions"]] != [wanted]:
+        yield "is for others than the driver"
+
+
+def check_claim(spec, sources):
+    """What a claim or a template of claims asks for, by names that the driver knows."""
+    devices = spec["devices"]
+    for request in devices["requests"]:
+        exactly = request["exactly"]
+        if exactly.get("deviceClassName") != sources.driver:
+            yield f"asks for the class {exactly.get('deviceClassName')}, not {sources.driver}"
+        for name in exactly.get("capacity", {}).get("requests", {}).keys() - sources.capacities:
+            yield f"the driver has no capacity {name}"
+        distinct = {constraint.get("distinctAttribute") for constraint in devices.get("constraints", [])}
+        if exactly.get("count", 1) > 1 and distinct != {f"{sources.driver}/uuid"}:
+            yield "several shares may be of one GPU"
+        if "uuid" not in sources.attributes:
+            yield "the driver has no attribute uuid"
+    for config in devices.get("config", []):
+        parameters = config["opaque"]["parameters"]
+        if config["opaque"]["driver"] != sources.driver or parameters.keys() - sources.parameters:
+            yield f"the driver does not know the parameters {parameters}"
+
+
+def check_claims_pod(pod):
+    """A pod whose containers have all claims that it names, and no slot beside them."""
+    names = {claim["name"] for claim in pod.get("resourceClaims") or []}
+    for container in containers_of(pod):
+        resources = container.get("resources", {})
+        if {claim["name"] for claim in resources.get("claims") or []} != names:
+            yield f"container {container['name']}: has other claims than its pod"
+        if names and any(name.startswith("nvshare.com/") for name in resources.get("limits", {})):
+            yield f"container {container['name']}: has a slot beside a claim"
 
 
 def check_quota(quota, sources):
@@ -355,7 +427,7 @@ def check_install(container):
 
 
 def check_example(pod, sources):
-    """A pod that asks for a slot, and for nothing that the level restricted refuses."""
+    """A pod that asks for a slot or a claim, and for nothing that the level restricted refuses."""
     security = pod.get("securityContext", {})
     for volume in pod.get("volumes") or []:
         for kind in volume.keys() - {"name"} - RESTRICTED_VOLUMES:
@@ -370,7 +442,7 @@ def check_example(pod, sources):
         limits = container.get("resources", {}).get("limits", {})
         if "nvidia.com/gpu" in limits:
             yield f"{where}: has a GPU to itself"
-        if str(limits.get(sources.resource)) != "1":
+        if not pod.get("resourceClaims") and str(limits.get(sources.resource)) != "1":
             yield f"{where}: asks for {limits.get(sources.resource)} of {sources.resource}, not 1"
         found = environment(container)
         for name in found:
@@ -512,6 +584,63 @@ def check_monitoring(root, versions, sources):
         yield "manifests/monitoring: changes more than that"
 
 
+def check_dra(root, versions, sources):
+    """The component for claims gives the plugin another API, a token with a least role and NVML, and changes nothing else."""
+    documents, plugin, plain, failures = with_component(root, "dra", "DaemonSet/nvshare-device-plugin")
+    if failures:
+        yield from failures
+        return
+    added = [document for document in documents if document not in plain and document is not plugin]
+    if sorted(map(title, added)) != ["ClusterRole/nvshare-dra", "ClusterRoleBinding/nvshare-dra", "ServiceAccount/nvshare-dra"]:
+        yield f"manifests/dra: adds {sorted(map(title, added))}"
+        return
+    by_title = {title(document): document for document in added}
+    for document in (plugin, *added):
+        for finding in check_schema(document, versions):
+            yield f"manifests/dra: {title(document)}: {finding}"
+    rules = {
+        (*rule["apiGroups"], *rule["resources"]): rule["verbs"] for rule in by_title["ClusterRole/nvshare-dra"]["rules"]
+    }
+    # What the driver asks an API server that is played: nvshare-device-plugin/tests/dra.rs.
+    wanted = {
+        ("", "nodes"): ["get"],
+        ("resource.k8s.io", "resourceclaims"): ["get"],
+        ("resource.k8s.io", "resourceslices"): ["list", "watch", "create", "update", "delete"],
+    }
+    if rules != wanted:
+        yield f"manifests/dra: the role allows {rules}, not {wanted}"
+    subjects = [(one["kind"], one["namespace"], one["name"]) for one in by_title["ClusterRoleBinding/nvshare-dra"]["subjects"]]
+    if subjects != [("ServiceAccount", "nvshare", "nvshare-dra")]:
+        yield f"manifests/dra: {subjects} have the role"
+    pod = plugin["spec"]["template"]["spec"]
+    base = {title(document): document for document in plain}["DaemonSet/nvshare-device-plugin"]["spec"]["template"]["spec"]
+    container, before = pod["containers"][0], base["containers"][0]
+    node = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    nvml = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"}]
+    changed = {
+        "--api": container["args"].pop() if "--api" in sources.plugin_options else None,
+        "env": sorted(map(str, container["env"])),
+        "account": (pod.pop("serviceAccountName", None), pod["automountServiceAccountToken"]),
+        "runtimeClassName": pod.pop("runtimeClassName", None),
+        "readOnlyRootFilesystem": container["securityContext"]["readOnlyRootFilesystem"],
+        "folder": (container["volumeMounts"].pop()["mountPath"], pod["volumes"].pop().get("hostPath")),
+    }
+    wanted = {
+        "--api": "--api=dra",
+        "env": sorted(map(str, [node, *nvml])),
+        "account": ("nvshare-dra", True),
+        "runtimeClassName": "nvidia",
+        "readOnlyRootFilesystem": False,
+        "folder": (REGISTRY, {"path": REGISTRY, "type": "Directory"}),
+    }
+    if changed != wanted:
+        yield f"manifests/dra: sets {changed}, not {wanted}"
+    pod["automountServiceAccountToken"] = base["automountServiceAccountToken"]
+    container["env"], container["securityContext"] = before["env"], before["securityContext"]
+    if [document for document in documents if document not in added] != plain:
+        yield "manifests/dra: changes more than that"
+
+
 def check_simulated(root, versions, sources):
     """The component for nodes without a GPU changes what it says, and nothing else."""
     documents, _, plain, failures = with_component(root, "simulated")
@@ -546,6 +675,14 @@ def check_simulated(root, versions, sources):
         yield "manifests/simulated: changes more than that"
 
 
+CLAIM_KINDS = {
+    "DeviceClass": check_device_class,
+    "ResourceClaim": lambda found, sources: check_claim(found["spec"], sources),
+    "ResourceClaimTemplate": lambda found, sources: check_claim(found["spec"]["spec"], sources),
+    "ValidatingAdmissionPolicy": check_policy,
+    "ValidatingAdmissionPolicyBinding": lambda found, sources: (),
+}
+
 DAEMONS = {
     "DaemonSet/nvshare-clean-up": check_clean_up,
     "DaemonSet/nvshare-device-plugin": check_plugin,
@@ -569,7 +706,7 @@ def check(root, versions=VERSIONS):
         namespace = next((d["metadata"]["name"] for d in documents if d["kind"] == "Namespace"), None)
         for document in documents:
             where = f"{folder}: {title(document)}"
-            found = list(check_schema(document, versions))
+            found = list(check_schema(document, CLAIMS if folder in OF_CLAIMS and versions == VERSIONS else versions))
             findings += [f"{where}: {finding}" for finding in found]
             if found:
                 # Of the wrong shape.
@@ -582,6 +719,9 @@ def check(root, versions=VERSIONS):
                 continue
             if document["metadata"].get("namespace") != namespace:
                 findings.append(f"{where}: is not in the namespace {namespace}")
+            if document["kind"] in CLAIM_KINDS:
+                findings += [f"{where}: {finding}" for finding in CLAIM_KINDS[document["kind"]](document, sources)]
+                continue
             own = []
             if document["kind"] == "DaemonSet":
                 own += check_pod(document["spec"]["template"]["spec"])
@@ -590,6 +730,7 @@ def check(root, versions=VERSIONS):
                 own += check_quota(document, sources)
             elif document["kind"] == "Pod":
                 own += check_pod(document["spec"])
+                own += check_claims_pod(document["spec"])
                 own += check_example(document["spec"], sources)
                 limits += [environment(c).get("NVSHARE_MEM_LIMIT") for c in containers_of(document["spec"])]
             findings += [f"{where}: {finding}" for finding in own]
@@ -597,6 +738,7 @@ def check(root, versions=VERSIONS):
             findings.append(f"{folder}: not one pod with NVSHARE_MEM_LIMIT=8GiB and one without: {limits}")
     findings += [*check_kustomization(root), *check_nvml(root, versions), *check_host_memory(root, versions, sources)]
     findings += [*check_features(root, versions, sources), *check_monitoring(root, versions, sources)]
+    findings += check_dra(root, versions, sources)
     return findings + list(check_simulated(root, versions, sources))
 
 
@@ -607,7 +749,9 @@ def main():
             print(f"manifests: {finding}", file=sys.stderr)
         if findings:
             return 1
-        print(f"manifests: {', '.join(EXPECTED)} are good for Kubernetes {', '.join(VERSIONS)}")
+        plain = [folder for folder in EXPECTED if folder not in OF_CLAIMS]
+        print(f"manifests: {', '.join(plain)} are good for Kubernetes {', '.join(VERSIONS)}")
+        print(f"manifests: {', '.join(OF_CLAIMS)} are good for Kubernetes {', '.join(CLAIMS)}")
     except (Unusable, OSError, subprocess.SubprocessError) as error:
         print(f"manifests: cannot be checked: {error}", file=sys.stderr)
         return 2

@@ -18,6 +18,12 @@ LIMITED = "manifests/examples/limited.yaml"
 UNLIMITED = "manifests/examples/unlimited.yaml"
 CLEAN_UP = "manifests/clean-up/clean-up.yaml"
 QUOTA = "manifests/examples/quota.yaml"
+DRA = "manifests/dra/kustomization.yaml"
+ACCESS = "manifests/dra/access.yaml"
+CLASS = "manifests/dra/cluster/device-class.yaml"
+POLICY = "manifests/dra/cluster/policy.yaml"
+CLAIMS = "manifests/dra/examples/claims.yaml"
+CLAIM_PODS = "manifests/dra/examples/pods.yaml"
 FEATURES = "manifests/nfd/kustomization.yaml"
 MONITORING = "manifests/monitoring/kustomization.yaml"
 MONITOR = "manifests/monitoring/pod-monitor.yaml"
@@ -186,6 +192,22 @@ BREAKS = [
     ("several slots", LIMITED, "nvshare.com/gpu: 1", "nvshare.com/gpu: 2", "asks for 2 of nvshare.com/gpu"),
     ("another resource in the sources", "proto/src/cdi.rs", '"nvshare.com/gpu"', '"nvshare.com/slot"', "of nvshare.com/slot, not 1"),
     ("a preload by hand", UNLIMITED, "name: HOME", "name: LD_PRELOAD", "LD_PRELOAD is the plugin's to set"),
+    ("another driver in the sources", "nvshare-device-plugin/src/dra/mod.rs", '"gpu.nvshare.com"', '"gpu.example.com"', "is not nvshare.com/gpu of"),
+    ("a class of another resource", CLASS, "extendedResourceName: nvshare.com/gpu", "extendedResourceName: nvshare.com/slot", "is not nvshare.com/gpu of"),
+    ("a field of a class that does not exist", CLASS, "extendedResourceName", "extendedResource", "Kubernetes 1.34"),
+    ("a class for all devices", CLASS, 'device.driver == "gpu.nvshare.com"', "true == true", "not the devices of gpu.nvshare.com"),
+    ("slices of others", POLICY, 'variables.slice.driver == "gpu.nvshare.com"', "true == true", "write slices of others"),
+    ("a role that allows more", ACCESS, 'verbs: ["list", ', 'verbs: ["*", ', "the role allows"),
+    ("a role for another account", ACCESS, "  - kind: ServiceAccount\n    name: nvshare-dra", "  - kind: ServiceAccount\n    name: default", "have the role"),
+    ("claims are not named", KUSTOMIZATION, "#   - dra", "#   - dr", "manifests/dra: adds []"),
+    ("claims without a token", DRA, "automountServiceAccountToken\n        value: true", "automountServiceAccountToken\n        value: false", "manifests/dra: sets"),
+    ("claims by another option", DRA, "--api=dra", "--api=slots", "manifests/dra: sets"),
+    ("claims change more", DRA, "patches:", "nameSuffix: -dra\npatches:", "manifests/dra"),
+    ("a capacity that the driver has not", CLAIMS, 'compute: "25"', 'cores: "25"', "has no capacity cores"),
+    ("a parameter that the driver does not know", CLAIMS, "weight: 50", "share: 50", "does not know the parameters"),
+    ("two shares of one GPU", CLAIMS, "distinctAttribute: gpu.nvshare.com/uuid", "matchAttribute: gpu.nvshare.com/uuid", "may be of one GPU"),
+    ("a claim of another class", CLAIMS, "deviceClassName: gpu.nvshare.com", "deviceClassName: gpu", "asks for the class gpu"),
+    ("a container without its claim", CLAIM_PODS, "        claims:\n          - name: gpu\n", "", "other claims than its pod"),
     ("no options of the plugin in the sources", "nvshare-device-plugin/src/options.rs", "#[arg(long", "#[arg(short", "no options in"),
     ("another namespace", KUSTOMIZATION, "namespace: nvshare\n", "", "is not in the namespace"),
 ]  # fmt: skip
@@ -195,7 +217,8 @@ def copy(root, place):
     shutil.copytree(root / "manifests", place / "manifests")
     sources = ("paths.rs", "env.rs", "cdi.rs")
     options = ("nvshare-scheduler/src/settings/options.rs", "nvshare-device-plugin/src/options.rs")
-    for path in (*(f"proto/src/{name}" for name in sources), *options, "Cargo.toml"):
+    driver = (f"nvshare-device-plugin/src/dra/{name}.rs" for name in ("mod", "parameters", "slices"))
+    for path in (*(f"proto/src/{name}" for name in sources), *options, *driver, "Cargo.toml"):
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / path, place / path)
 
