@@ -3,7 +3,8 @@
 # namespaces nvshare and nvshare-test, and removes them at the end; folders on the nodes stay (manifests/README.md lists them).
 #
 #   tests/e2e/kubernetes.sh IMAGE WORKLOAD           on nodes without a GPU, with the component manifests/simulated
-#   tests/e2e/kubernetes.sh --gpus IMAGE WORKLOAD    on GPUs; $STRATEGY: another --device-list-strategy than cdi-cri
+#   tests/e2e/kubernetes.sh --gpus IMAGE WORKLOAD    on GPUs; $STRATEGY: another --device-list-strategy than cdi-cri. Then by claims as
+#                                                    well, where the server has resource.k8s.io/v1
 #
 # IMAGE is that of `cargo image`; WORKLOAD that of tests/e2e/workload-image.sh, on GPUs without the simulated driver. Nodes must
 # have them, or get them by these names. It needs kubectl (1.22), python3, and a cluster: $KUBECONFIG. With $RESTART_KUBELET,
@@ -85,9 +86,10 @@ print(eval(sys.argv[1]))' "$1"
 }
 is() { [ "$(ask "$1")" = True ]; }
 
-pod() { # pod NAME LIMITS COMMAND… : the description of a pod, or of a pod in a Job, with what the level restricted demands
-    local name=$1 limits=$2 words
+pod() { # pod NAME LIMITS COMMAND… : the description of a pod, or of a pod in a Job, with what the level restricted demands. $claim: its claim
+    local name=$1 limits=$2 words uses='' claims=''
     shift 2
+    [ -z "$claim" ] || { uses=', claims: [{name: gpu}]' claims="resourceClaims: [{name: gpu, $claim}]"; }
     words=$(printf '"%s", ' "$@")
     cat <<END
 metadata: {name: $name}
@@ -105,15 +107,16 @@ spec:
       imagePullPolicy: IfNotPresent
       command: [${words%, }]
       env: [{name: STOP, value: /tmp/stop}]
-      resources: {requests: {cpu: 10m, memory: 32Mi}, limits: {$limits}}
+      resources: {requests: {cpu: 10m, memory: 32Mi}, limits: {$limits}$uses}
       securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: ["ALL"]}}
       volumeMounts: [{name: tmp, mountPath: /tmp}$([ "$gpus" ] || echo ', {name: card, mountPath: /sim}')]
+  $claims
   volumes:
     - {name: tmp, emptyDir: {}}
 $([ "$gpus" ] || echo '    - {name: card, persistentVolumeClaim: {claimName: card}}')
 END
 }
-slot='nvshare.com/gpu: 1'
+slot='nvshare.com/gpu: 1' claim=
 start() { # start NAME LIMITS COMMAND…
     { echo 'apiVersion: v1'; echo 'kind: Pod'; pod "$@"; } | kubectl -n nvshare-test create --filename - >/dev/null
 }
@@ -280,5 +283,94 @@ for name in a b; do
     out=$(kubectl -n nvshare-test logs $name 2>/dev/null)
     grep -q '"wrong_words":0,.*"error":null' <<<"$out" || fail "$name: $out"
 done
-kubectl delete namespace/nvshare-test persistentvolume/nvshare-test-card --ignore-not-found >/dev/null
 step 'both ended, and all that they computed is right'
+
+# Claims of Dynamic Resource Allocation. NVIDIA's CDI devices bring the GPU, so the simulated card will not do.
+template() { # template NAME CAPACITIES
+    kubectl -n nvshare-test create --filename - >/dev/null <<END
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: $1}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvshare.com, capacity: {requests: {$2}}}}]}}}
+END
+}
+published() {
+    kubectl get resourceslices --field-selector "spec.driver=gpu.nvshare.com,spec.nodeName=$node" --output json | python3 -c '
+import json, sys
+devices = [device for item in json.load(sys.stdin)["items"] for device in item["spec"].get("devices") or []]
+assert devices and all(device.get("allowMultipleAllocations") for device in devices), devices'
+}
+phase() { kubectl -n nvshare-test get pod "$1" --output 'jsonpath={.status.phase}'; }
+has_phase() { [ "$(phase "$1")" = "$2" ]; }
+claimed() { # claimed WHAT COMMAND… : the three go on with the seats that they had, and a new one gets one
+    local what=$1
+    shift
+    "$@" >/dev/null
+    for name in a b c; do until_true 60 "$what: $name is a client" is "len(of('$name')['clients']) > 0"; done
+    [ "$(ask "of('a')['name'] + of('b')['name'] + of('c')['name']")" = "$seats" ] || fail "$what: other seats"
+    start new '' env -u STOP /opt/nvshare-workload new --memory 32MiB --block 16MiB --steps 1
+    until_true 60 "$what: a new pod has ended" ended new
+    kubectl -n nvshare-test delete pod new >/dev/null
+    step "claims, restarted under three pods: $what"
+}
+claims() {
+    kubectl apply -k "$manifests/dra/cluster" >/dev/null
+    sed -i "s|^components: .*||; \$a components: [$folder/dra]" "$here/kustomization.yaml"
+    apply
+    until_true 120 'the GPUs are published, as ones that many may have' published
+    template part 'memory: 256Mi, compute: "30"'
+    claim='resourceClaimTemplateName: part'
+    # shellcheck disable=SC2046
+    for name in a b c; do start $name '' $(program $name | sed 's/640MiB/192MiB/'); done
+    for name in a b c; do until_true 60 "$name is a client" is "gated('$name') > 0"; done
+    [ "$(ask "[(of(p)['seat']['given']['memory'], of(p)['seat']['given']['compute']) for p in 'abc'] == 3 * [(256 << 20, 30)]")" = True ] ||
+        fail 'the limits of the claims'
+    seats=$(ask "of('a')['name'] + of('b')['name'] + of('c')['name']")
+    step 'three pods share GPUs by claims, with the limits that they ask for'
+
+    # Places run out long before: one asks for all of a GPU.
+    template whole "slots: \"$count\""
+    claim='resourceClaimTemplateName: whole'
+    for n in $(seq 1 "$(kubectl get resourceslices --field-selector "spec.nodeName=$node" --output json | grep -c allowMultipleAllocations)"); do
+        start "whole-$n" '' sleep 300
+    done
+    sleep 10
+    kubectl -n nvshare-test get pods --output 'jsonpath={.items[*].status.phase}' | grep -q Pending || fail 'capacity that runs out does not stay Pending'
+    kubectl -n nvshare-test get pods --output name | grep whole- | xargs kubectl -n nvshare-test delete >/dev/null
+    step 'a claim for more than is left stays Pending'
+
+    claim='resourceClaimTemplateName: part'
+    claimed 'the driver' again device-plugin
+    claimed 'the scheduler' again scheduler
+    claimed 'the driver, killed' killed device-plugin
+    if [ -n "${RESTART_KUBELET:-}" ]; then claimed 'the kubelet' $RESTART_KUBELET; else step 'NOT TRIED: a restart of the kubelet'; fi
+    kubectl -n nvshare-test delete pod c --grace-period 0 --force >/dev/null 2>&1
+    until_true 60 'a pod that is removed by force has no seat' is "'nvshare-test/c/main' not in pods and len(all['seats']) == 2"
+    step 'a pod that is removed by force gives its seat back'
+
+    claim=
+    start extended "$slot" env -u STOP /opt/nvshare-workload extended --memory 32MiB --block 16MiB --steps 1
+    until_true 60 "a pod that asks for $slot has ended" ended extended
+    step "a pod that asks for $slot runs as it is"
+    for name in a b; do
+        inside $name -- touch /tmp/stop
+        until_true 60 "$name has ended" ended $name
+    done
+    kubectl -n nvshare-test delete pods --all >/dev/null
+    until_true 60 'no seat is left' is "len(all['seats']) == 0"
+    kubectl delete -k "$here" >/dev/null
+    kubectl delete -k "$manifests/dra/cluster" >/dev/null
+    step 'claims: all seats are given back'
+}
+if [ -z "$gpus" ]; then
+    step 'NOT TRIED: claims, which need GPUs'
+elif [ "${STRATEGY:-cdi-cri}" != cdi-cri ]; then
+    step 'NOT TRIED: claims, which come by CDI devices alone'
+elif kubectl get --raw /apis/resource.k8s.io/v1 >/dev/null 2>&1; then
+    kubectl -n nvshare-test delete pods --all >/dev/null
+    claims
+else
+    step 'NOT TRIED: claims, as the server has no resource.k8s.io/v1'
+fi
+kubectl delete namespace/nvshare-test persistentvolume/nvshare-test-card --ignore-not-found >/dev/null
+step 'removed'
