@@ -36,44 +36,48 @@ const MEM_ALLOC: c_int = 10;
 
 /// Adds an allocation of this size to a graph, by `add`. Returns out of memory if the limit could never admit it, whatever
 /// the graph frees.
-pub(crate) fn admitted(device: Option<&Device>, bytes: u64, add: impl FnOnce() -> CUresult) -> CUresult {
+pub(crate) fn add_if_admitted(
+    device: Option<&Device>,
+    bytes: u64,
+    add: impl FnOnce() -> CUresult,
+) -> CUresult {
     LAUNCHES.store(0, Ordering::Relaxed);
     driver_reserve::note_graphs();
     match device {
-        Some(device) if !device.account().has_left(bytes) && !spares_make_room(device, bytes) => {
+        Some(device) if !device.account().has_left(bytes) && !free_spares_for(device, bytes) => {
             CUresult::OUT_OF_MEMORY
         }
         _ => add(),
     }
 }
 
-/// Whether it is admitted once memory that the library keeps is given up.
-fn spares_make_room(device: &Device, bytes: u64) -> bool {
+/// Whether it is add_if_admitted once memory that the library keeps is given up.
+fn free_spares_for(device: &Device, bytes: u64) -> bool {
     free::end_spare_slabs(device) && device.account().has_left(bytes)
 }
 
 /// # Safety
 /// Null, or parameters of such a node.
-unsafe fn admitted_node(node: *const AllocNode, add: impl FnOnce() -> CUresult) -> CUresult {
+unsafe fn add_alloc_node(node: *const AllocNode, add: impl FnOnce() -> CUresult) -> CUresult {
     // SAFETY: promised by the caller.
     let Some(node) = (unsafe { node.as_ref() }) else { return add() };
     // SAFETY: the beginning of what was promised.
     let device = unsafe { device_of_properties((&raw const node.properties).cast()) };
-    admitted(device, node.bytes as u64, add)
+    add_if_admitted(device, node.bytes as u64, add)
 }
 
-/// Adds a node of any kind to a graph, by `add`; one that allocates as [`admitted`] says.
+/// Adds a node of any kind to a graph, by `add`; one that allocates as [`add_if_admitted`] says.
 ///
 /// # Safety
 /// Null, or parameters of a node of any kind.
-pub(super) unsafe fn admitted_any(params: *const c_void, add: impl FnOnce() -> CUresult) -> CUresult {
+pub(super) unsafe fn add_node_of_any_kind(params: *const c_void, add: impl FnOnce() -> CUresult) -> CUresult {
     // SAFETY: the first word is the kind.
     let kind = unsafe { params.cast::<c_int>().as_ref() };
     if kind != Some(&MEM_ALLOC) {
         return add();
     }
     // SAFETY: of that kind the rest is.
-    unsafe { admitted_node(&raw const (*params.cast::<Node>()).alloc, add) }
+    unsafe { add_alloc_node(&raw const (*params.cast::<Node>()).alloc, add) }
 }
 
 /// # Safety
@@ -89,7 +93,7 @@ pub(crate) unsafe fn add_mem_alloc_node(
     // SAFETY: the caller's arguments.
     let add = || pass_gate_for_addresses(|| unsafe { real(node, graph, dependencies, count, params) });
     // SAFETY: the caller's parameters.
-    unsafe { admitted_node(params.cast(), add) }
+    unsafe { add_alloc_node(params.cast(), add) }
 }
 
 /// # Safety

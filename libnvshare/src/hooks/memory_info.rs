@@ -9,7 +9,7 @@ use crate::memory::{deferred_free, driver_reserve};
 use crate::process::config;
 
 /// Free and total bytes of the current device for the program. `None`: the driver's own answer is right.
-fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
+fn free_and_total(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     // Programs size their pools by this before they allocate: so start the session, and wait for the scheduler's answer.
     let (device, _) = target()?;
     device.wait_for_capacity();
@@ -41,9 +41,9 @@ pub(crate) unsafe fn get_info(
     if result == CUresult::SUCCESS {
         // SAFETY: the driver wrote what is not null.
         let (free, total) = unsafe { (free.as_mut(), total.as_mut()) };
-        let driver =
+        let (driver_free, driver_total) =
             (free.as_deref().map_or(usize::MAX, |&f| f), total.as_deref().map_or(usize::MAX, |&t| t));
-        if let Some((our_free, our_total)) = view(driver.0 as u64, driver.1 as u64) {
+        if let Some((our_free, our_total)) = free_and_total(driver_free as u64, driver_total as u64) {
             if let Some(free) = free {
                 *free = our_free as usize;
             }
@@ -67,11 +67,11 @@ pub(crate) unsafe fn get_info_v1(
     if result == CUresult::SUCCESS {
         // SAFETY: the driver wrote what is not null.
         let (free, total) = unsafe { (free.as_mut(), total.as_mut()) };
-        let driver = (
+        let (driver_free, driver_total) = (
             free.as_deref().map_or(u64::MAX, |&f| f.into()),
             total.as_deref().map_or(u64::MAX, |&t| t.into()),
         );
-        if let Some((our_free, our_total)) = view(driver.0, driver.1) {
+        if let Some((our_free, our_total)) = free_and_total(driver_free, driver_total) {
             if let Some(free) = free {
                 *free = our_free.try_into().unwrap_or(c_uint::MAX);
             }

@@ -75,7 +75,7 @@ unsafe fn add_by(params: *mut c_void, call: impl FnOnce(*mut c_void) -> CUresult
     // SAFETY: promised by the caller.
     let add = || pass_gate_for_addresses(|| unsafe { with_params(params, call) });
     // SAFETY: promised by the caller.
-    unsafe { graphs::admitted_any(params, add) }
+    unsafe { graphs::add_node_of_any_kind(params, add) }
 }
 
 /// # Safety

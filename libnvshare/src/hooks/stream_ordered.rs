@@ -70,7 +70,7 @@ pub(crate) unsafe fn alloc_async<const PER_THREAD: bool>(
         Some((pool, from_pool)) => unsafe { from_pool(place, bytes, pool, stream) },
     };
     if in_graph {
-        return graphs::admitted(on.map(|(device, _)| device), bytes as u64, || call(place));
+        return graphs::add_if_admitted(on.map(|(device, _)| device), bytes as u64, || call(place));
     }
     // SAFETY: the caller's place.
     unsafe { ordered(on, kind, place, bytes, call) }
@@ -93,7 +93,7 @@ pub(crate) unsafe fn alloc_from_pool_async<const PER_THREAD: bool>(
         let plain = on.filter(|_| managed).and_then(|device| driver::default_pool(device.ordinal).ok());
         let pool = plain.unwrap_or(pool);
         // SAFETY: the caller's arguments. The pool may be another, as graphs have one of their own.
-        return graphs::admitted(on, bytes as u64, || unsafe { real(place, bytes, pool, stream) });
+        return graphs::add_if_admitted(on, bytes as u64, || unsafe { real(place, bytes, pool, stream) });
     }
     let on = match known {
         // A default pool, nearly always that of the stream's device.

@@ -25,7 +25,7 @@ struct MemoryV2 {
 }
 
 /// Total and used bytes as the program sees them. `None`: NVML's own answer is right.
-fn view(handle: Handle, nvml: *const c_void, total: u64, used: u64) -> Option<(u64, u64)> {
+fn total_and_used(handle: Handle, nvml: *const c_void, total: u64, used: u64) -> Option<(u64, u64)> {
     let view = View::of(handle, nvml)?;
     let total = view.total.min(total);
     Some((total, view.used().unwrap_or(used).min(total)))
@@ -39,7 +39,7 @@ pub(super) unsafe fn info(real: Get, device: Handle, memory: *mut c_void) -> Ret
     // SAFETY: NVML wrote one.
     let memory = unsafe { memory.cast::<Memory>().as_mut() };
     if let (SUCCESS, Some(memory)) = (result, memory)
-        && let Some((total, used)) = view(device, real as *const c_void, memory.total, memory.used)
+        && let Some((total, used)) = total_and_used(device, real as *const c_void, memory.total, memory.used)
     {
         *memory = Memory { total, free: total - used, used };
     }
@@ -54,7 +54,7 @@ pub(super) unsafe fn info_v2(real: Get, device: Handle, memory: *mut c_void) -> 
     // SAFETY: NVML wrote one.
     let memory = unsafe { memory.cast::<MemoryV2>().as_mut() };
     if let (SUCCESS, Some(memory)) = (result, memory)
-        && let Some((total, used)) = view(device, real as *const c_void, memory.total, memory.used)
+        && let Some((total, used)) = total_and_used(device, real as *const c_void, memory.total, memory.used)
     {
         *memory = MemoryV2 { version: memory.version, total, reserved: 0, free: total - used, used };
     }

@@ -13,9 +13,9 @@ use nvshare_proto::units::MIB;
 
 use super::chunks::{Cut, Part, copy_parts, in_parts, take};
 use super::content::{self, Leaving, Looked};
-use super::flights::{Behind, Flight, Queue};
+use super::flights::{Completion, Flight, Queue};
 use super::lost;
-use super::order::{self, Place};
+use super::order::{self, ChunkToMove};
 use crate::driver;
 use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult, CUstream};
 use crate::memory::allocations::{self, Allocation};
@@ -92,9 +92,9 @@ pub(super) fn pin_context(context: &Arc<Context>, device: &Device, error: CUresu
     }
 }
 
-/// The next step of an eviction after a chunk.
+/// How an eviction goes on after a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
+enum AfterChunk {
     /// The chunk leaves, or has nothing to move.
     GoesOn,
     /// The host has no memory for it.
@@ -122,21 +122,21 @@ impl Evicting<'_> {
         mapped: &Mapped,
         index: usize,
         only_unused: bool,
-    ) -> Next {
+    ) -> AfterChunk {
         match begin_out(allocation, mapped, index, self.device, &self.looked, only_unused) {
             Begun::Flying(flight) => {
                 self.begun += flight.bytes;
                 // A chunk that is not copied does not wait for the copies of others.
-                if matches!(flight.behind, Behind::Nothing) {
+                if matches!(flight.completion, Completion::Nothing) {
                     self.land(flight)
                 } else {
                     self.queue.push(flight)
                 }
-                Next::GoesOn
+                AfterChunk::GoesOn
             }
-            Begun::Nothing => Next::GoesOn,
-            Begun::Full => Next::HostIsFull,
-            Begun::Lacks(_) | Begun::Stopped => Next::Stops,
+            Begun::Nothing => AfterChunk::GoesOn,
+            Begun::Full => AfterChunk::HostIsFull,
+            Begun::Lacks(_) | Begun::Stopped => AfterChunk::Stops,
         }
     }
 
@@ -151,24 +151,24 @@ impl Evicting<'_> {
 
     /// Lands what has arrived, and waits until no more is under way than that.
     fn land_until(&mut self, is_enough: impl Fn(&Queue) -> bool) {
-        while !is_enough(&self.queue) || self.queue.land_first() {
-            let Some(flight) = self.queue.pop() else { return };
+        while !is_enough(&self.queue) || self.queue.first_is_over() {
+            let Some(flight) = self.queue.wait_and_pop() else { return };
             self.land(flight);
         }
     }
 }
 
-/// Moves `bytes` of a device's memory to the host, from the ends of the largest allocations, and rather a few more
+/// Moves `wanted` bytes of a device's memory to the host, from the ends of the largest allocations, and rather a few more
 /// than fewer. Calls `report` for each chunk that has left the card. Returns the bytes that have left, and those that were copied.
 pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
     let looked = content::look(device, wanted);
     let mut order = order::leaving(device, wanted, &looked);
     let (queue, out) = (Queue::default(), Evicted::default());
     let mut evicting = Evicting { device, looked, queue, begun: 0, out, report };
-    while let Some(Place { allocation, index, .. }) = order.next(evicting.queue.is_full()) {
+    while let Some(ChunkToMove { allocation, index, .. }) = order.next(evicting.queue.is_full()) {
         // If one cannot leave, the loop below tries the rest and all others.
         let Some(mapped) = &allocation.mapped else { break };
-        if evicting.begin(&allocation, mapped, index, false) != Next::GoesOn {
+        if evicting.begin(&allocation, mapped, index, false) != AfterChunk::GoesOn {
             break;
         }
         evicting.land_until(|queue| !queue.is_full() || !order.has_only_copies());
@@ -182,10 +182,10 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
             }
             evicting.land_until(|queue| !queue.is_full());
             match evicting.begin(&allocation, mapped, index, only_unused) {
-                Next::GoesOn => {}
+                AfterChunk::GoesOn => {}
                 // Another context may have memory of the host, and a smaller chunk may fit there.
-                Next::HostIsFull => only_unused = true,
-                Next::Stops => break,
+                AfterChunk::HostIsFull => only_unused = true,
+                AfterChunk::Stops => break,
             }
         }
     }
@@ -238,12 +238,12 @@ fn begin_out(
         Ok(None)
     };
     let cut = match copied {
-        Ok(behind) => {
+        Ok(completion) => {
             let copied = leaving.copied_bytes();
-            let behind = match behind {
-                Some(event) => Behind::Event(event),
-                None if copied > 0 => Behind::Later(Arc::clone(context)),
-                None => Behind::Nothing,
+            let completion = match completion {
+                Some(event) => Completion::Event(event),
+                None if copied > 0 => Completion::Later(Arc::clone(context)),
+                None => Completion::Nothing,
             };
             let (allocation, leaving) = (Arc::clone(allocation), Some(leaving));
             return Begun::Flying(Flight {
@@ -252,7 +252,7 @@ fn begin_out(
                 offset,
                 bytes,
                 copied,
-                behind,
+                completion,
                 leaving,
                 physical: None,
             });
@@ -268,10 +268,10 @@ fn begin_out(
 /// that were copied.
 fn land_out(flight: Flight, device: &Device) -> Evicted {
     let nothing = Evicted::default();
-    let Flight { allocation, index, bytes, copied, behind, leaving, .. } = flight;
+    let Flight { allocation, index, bytes, copied, completion, leaving, .. } = flight;
     let (Some(mapped), Some(leaving)) = (&allocation.mapped, leaving) else { return nothing };
     let context = &allocation.context_to_move_in();
-    if let Behind::Failed(error) = behind {
+    if let Completion::Failed(error) = completion {
         mapped.settle(index, |_| ());
         leaving.give_up();
         stop(&allocation, device, error);
@@ -302,7 +302,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
     let mut queue = Queue::default();
     let mut order = order::coming(device);
     let mut at_hand = AtHand::default();
-    while let Some(Place { allocation, index, .. }) = order.next(queue.is_full()) {
+    while let Some(ChunkToMove { allocation, index, .. }) = order.next(queue.is_full()) {
         let Some(mapped) = &allocation.mapped else { continue };
         if cancelled() {
             break;
@@ -320,7 +320,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
                 break Begun::Nothing;
             }
             queue.record_all();
-            if queue.land_first() {
+            if queue.first_is_over() {
                 land(&mut queue, device, &mut result);
             } else {
                 threads::pause();
@@ -336,7 +336,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
             }
             Begun::Nothing | Begun::Stopped => {}
         }
-        while queue.land_first() || queue.is_full() && order.has_only_copies() {
+        while queue.first_is_over() || queue.is_full() && order.has_only_copies() {
             land(&mut queue, device, &mut result);
         }
     }
@@ -355,7 +355,7 @@ fn waits_for_more(allocation: &Allocation, device: &Device, at_hand: &mut AtHand
 }
 
 fn land(queue: &mut Queue, device: &Device, result: &mut Restored) {
-    if let Some(flight) = queue.pop() {
+    if let Some(flight) = queue.wait_and_pop() {
         land_in(flight, device, result);
     }
 }
@@ -393,7 +393,7 @@ fn begin_in(
         at_hand.prepare(bytes, coming, device.ordinal);
         let physical = mapped.create(at, bytes, device.ordinal)?;
         let allowed = peers::allow(mapped, at, bytes, device.ordinal);
-        allowed.inspect_err(|_| unmap_again(at, bytes, physical))?;
+        allowed.inspect_err(|_| undo_map(at, bytes, physical))?;
         Ok(physical)
     });
     let physical = match made {
@@ -416,18 +416,18 @@ fn begin_in(
         let goes_on = || may_go_on(allocation) && !cancelled();
         in_parts(context, at, bytes, goes_on, |part, at, stream| copy_back(&host, part, at, stream))
     };
-    let behind = match copied {
-        Ok(Some(event)) => Behind::Event(event),
-        Ok(None) if host.is_empty() => Behind::Nothing,
-        Ok(None) => Behind::Later(Arc::clone(context)),
+    let completion = match copied {
+        Ok(Some(event)) => Completion::Event(event),
+        Ok(None) if host.is_empty() => Completion::Nothing,
+        Ok(None) => Completion::Later(Arc::clone(context)),
         // In a broken context the program finds the error and never its data.
         Err(Cut::Failed(Some(error))) if error.ends_all_work() => {
             stop(allocation, device, Some(error));
-            Behind::Nothing
+            Completion::Nothing
         }
         // If the context has ended since the chunk was mapped, memory that belongs to no context comes back in another one.
         Err(cut) => {
-            unmap_again(at, bytes, physical);
+            undo_map(at, bytes, physical);
             stay_on_host(mapped, index, bytes, device);
             return match cut {
                 Cut::Failed(Some(error)) => stop_and_note_error(allocation, device, error),
@@ -438,7 +438,7 @@ fn begin_in(
     let copied = host.iter().filter(|copy| copy.slot().is_some()).count() as u64 * GRANULE;
     let (allocation, leaving) = (Arc::clone(allocation), None);
     let physical = Some(physical);
-    Begun::Flying(Flight { allocation, index, offset, bytes, copied, behind, leaving, physical })
+    Begun::Flying(Flight { allocation, index, offset, bytes, copied, completion, leaving, physical })
 }
 
 /// Begins to copy granules of a chunk back, which are at this address.
@@ -468,8 +468,8 @@ fn stay_on_host(mapped: &Mapped, index: usize, bytes: u64, device: &Device) {
     mapped.settle(index, |_| ());
 }
 
-/// Unmaps and releases memory that was mapped a moment ago.
-fn unmap_again(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
+/// Undoes a mapping of a moment ago, and releases its memory.
+fn undo_map(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
     let physical = Some(physical);
     let (offset, host) = (at, Vec::new());
     destroy(0, &mut Chunk { offset, bytes, physical, host, moving: false, guessed: false, unused: None });
@@ -477,9 +477,9 @@ fn unmap_again(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
 
 /// Ends the move of a chunk that comes back, after all its copies are over.
 fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
-    let Flight { allocation, index, offset, bytes, copied, behind, physical, .. } = flight;
+    let Flight { allocation, index, offset, bytes, copied, completion, physical, .. } = flight;
     let Some(mapped) = &allocation.mapped else { return };
-    if let Behind::Failed(error) = behind {
+    if let Completion::Failed(error) = completion {
         match error {
             Some(error) if !error.ends_all_work() => stop_and_note_error(&allocation, device, error),
             error => stop(&allocation, device, error),
@@ -487,7 +487,7 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         // In a broken context the program finds the error. In other cases no work may see contents that are not complete.
         if !error.is_some_and(CUresult::ends_all_work) {
             if let Some(physical) = physical {
-                unmap_again(allocation.base + offset, bytes, physical);
+                undo_map(allocation.base + offset, bytes, physical);
             }
             return stay_on_host(mapped, index, bytes, device);
         }
@@ -495,7 +495,7 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
     let settled = mapped.settle(index, |chunk| {
         if let Some(physical) = physical {
             let shown = mapped.show(offset, bytes, physical);
-            shown.inspect_err(|_| unmap_again(allocation.base + offset, bytes, physical))?;
+            shown.inspect_err(|_| undo_map(allocation.base + offset, bytes, physical))?;
         }
         chunk.physical = physical;
         allocation.residency().restored(bytes);

@@ -15,7 +15,7 @@ use crate::memory::mapping::GRANULE;
 
 /// A chunk that is to move.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ChunkToMove {
     pub(super) allocation: Arc<Allocation>,
     pub(super) index: usize,
     bytes: u64,
@@ -25,18 +25,18 @@ pub(super) struct Place {
 
 /// Chunks that are to move.
 #[derive(Debug, Default)]
-pub(super) struct Order {
-    copied: VecDeque<Place>,
-    others: VecDeque<Place>,
+pub(super) struct MoveQueue {
+    copied: VecDeque<ChunkToMove>,
+    others: VecDeque<ChunkToMove>,
 }
 
-impl Order {
-    fn add(&mut self, place: Place) {
+impl MoveQueue {
+    fn add(&mut self, place: ChunkToMove) {
         if place.copied > 0 { &mut self.copied } else { &mut self.others }.push_back(place);
     }
 
     /// The chunk that moves next. While the link is `busy`, a chunk that needs no copy comes first.
-    pub(super) fn next(&mut self, busy: bool) -> Option<Place> {
+    pub(super) fn next(&mut self, busy: bool) -> Option<ChunkToMove> {
         let [first, second] = if busy || self.copied.is_empty() {
             [&mut self.others, &mut self.copied]
         } else {
@@ -53,8 +53,8 @@ impl Order {
 
 /// The chunks that leave if `wanted` bytes of a device have to. Chunks with the least to copy come first, as they make room
 /// soonest.
-pub(super) fn leaving(device: &Device, wanted: u64, looked: &Looked) -> Order {
-    let (mut order, mut left) = (Order::default(), wanted);
+pub(super) fn leaving(device: &Device, wanted: u64, looked: &Looked) -> MoveQueue {
+    let (mut order, mut left) = (MoveQueue::default(), wanted);
     'all: for allocation in allocations::of_device(device.ordinal) {
         let Some(mapped) = allocation.mapped.as_ref().filter(|mapped| !mapped.is_pinned()) else { continue };
         for (index, chunk) in mapped.lock().iter().enumerate().rev() {
@@ -65,18 +65,18 @@ pub(super) fn leaving(device: &Device, wanted: u64, looked: &Looked) -> Order {
                 continue;
             }
             let copied = looked.to_copy(allocation.base + chunk.offset, chunk.bytes, &chunk.host);
-            order.add(Place { allocation: Arc::clone(&allocation), index, bytes: chunk.bytes, copied });
+            order.add(ChunkToMove { allocation: Arc::clone(&allocation), index, bytes: chunk.bytes, copied });
             left = left.saturating_sub(chunk.bytes);
         }
     }
-    let of_hundred = |place: &Place| place.copied / GRANULE * 100 / (place.bytes / GRANULE).max(1);
-    order.copied.make_contiguous().sort_by_key(of_hundred);
+    let percent_to_copy = |place: &ChunkToMove| place.copied / GRANULE * 100 / (place.bytes / GRANULE).max(1);
+    order.copied.make_contiguous().sort_by_key(percent_to_copy);
     order
 }
 
 /// The chunks of a device that are not on the card.
-pub(super) fn coming(device: &Device) -> Order {
-    let mut order = Order::default();
+pub(super) fn coming(device: &Device) -> MoveQueue {
+    let mut order = MoveQueue::default();
     for allocation in allocations::of_device(device.ordinal) {
         // Memory that was given up is not absent any more.
         let is_absent = allocation.residency().absent_bytes() > 0;
@@ -84,7 +84,12 @@ pub(super) fn coming(device: &Device) -> Order {
         for (index, chunk) in mapped.lock().iter().enumerate() {
             if chunk.physical.is_none() {
                 let copied = chunk.host.iter().filter(|copy| copy.slot().is_some()).count() as u64 * GRANULE;
-                order.add(Place { allocation: Arc::clone(&allocation), index, bytes: chunk.bytes, copied });
+                order.add(ChunkToMove {
+                    allocation: Arc::clone(&allocation),
+                    index,
+                    bytes: chunk.bytes,
+                    copied,
+                });
             }
         }
     }
