@@ -13,7 +13,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use nvshare_proto::GpuUuid;
+use nvshare_device_plugin::api::Device;
+use nvshare_proto::{GpuUuid, Holder, Slot};
 use serde_json::{Value, json};
 
 #[allow(unused_imports, reason = "some tests have no claims")]
@@ -158,6 +159,25 @@ impl Drop for Machine {
 pub(crate) fn write(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
+}
+
+pub(crate) const fn slot(gpu: GpuUuid, number: u32) -> Slot {
+    Slot { gpu, number }
+}
+
+/// The container of a pod.
+pub(crate) fn holder(pod: &str) -> Holder {
+    Holder { namespace: "default".to_owned(), pod: pod.to_owned(), container: "main".to_owned() }
+}
+
+/// Whether there are devices, and each has this health.
+pub(crate) fn are_all(health: &str) -> impl Fn(&[Device]) -> bool {
+    move |devices| !devices.is_empty() && devices.iter().all(|device| device.health == health)
+}
+
+/// Waits until the seats of so many single slots are made ahead.
+pub(crate) async fn ahead(scheduler: &Scheduler, count: usize) {
+    until("seats are made ahead", || (scheduler.seats().len() >= count).then_some(())).await;
 }
 
 /// Waits until there is something.
