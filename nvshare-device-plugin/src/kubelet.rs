@@ -35,9 +35,10 @@ static WAITING: Seldom = Seldom::new(|text| info!("{text}"));
 static FAILING: Seldom = Seldom::new(|text| warn!("{text}"));
 
 /// A file, and no later one at its path.
-type Identity = (u64, u64, i64, i64);
+pub(crate) type Identity = (u64, u64, i64, i64);
 
-fn identity(path: &Path) -> Option<Identity> {
+/// The file at a path, if there is one.
+pub(crate) fn identity(path: &Path) -> Option<Identity> {
     let found = fs::symlink_metadata(path).ok()?;
     // The number of a file that is removed is given to the next one.
     Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))

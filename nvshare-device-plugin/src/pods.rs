@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use crate::api::{Empty, LIST_PODS, ListPodResourcesResponse};
 use crate::grpc::Client;
 use crate::host::Host;
+use crate::kubelet::{self, Identity};
 use crate::options::Options;
 use crate::plugin::Plugin;
 use crate::{cdi, checkpoint};
@@ -121,12 +122,33 @@ pub async fn holders_now(options: &Options) -> Result<Holders, String> {
     Ok(holders(&pods, &options.resource))
 }
 
+fn kept(options: &Options) -> PathBuf {
+    options.kubelet.join("device-plugins").join(checkpoint::FILE)
+}
+
+/// The kubelet's own record as it was read last, and its file then.
+#[derive(Debug, Default)]
+pub struct Kept(Option<(Identity, Arc<checkpoint::Seats>)>);
+
+impl Kept {
+    /// The same as [`given`]. It is read again only where it is another file: the kubelet writes it anew and renames it.
+    async fn now(&mut self, options: &Options) -> Result<Option<Arc<checkpoint::Seats>>, String> {
+        let file = kubelet::identity(&kept(options));
+        if let Some((_, seats)) = self.0.as_ref().filter(|(known, _)| file == Some(*known)) {
+            return Ok(Some(Arc::clone(seats)));
+        }
+        let seats = given(options).await?.map(Arc::new);
+        self.0 = file.zip(seats.clone());
+        Ok(seats)
+    }
+}
+
 /// The seats that the kubelet's own record names. None: there is no record, so nothing was given out yet.
 ///
 /// # Errors
 /// The record cannot be read, or has another form.
 pub async fn given(options: &Options) -> Result<Option<checkpoint::Seats>, String> {
-    let path = options.kubelet.join("device-plugins").join(checkpoint::FILE);
+    let path = kept(options);
     let resource = options.resource.clone();
     let read = move || {
         match fs::read_to_string(&path) {
@@ -145,21 +167,25 @@ pub async fn tell(
     host: Arc<Host>,
     boot: watch::Receiver<Option<u64>>,
     given: &Notify,
-    look: impl AsyncFn(&Holders),
+    mut look: impl AsyncFnMut(&Holders),
 ) {
     let socket = socket(&host.options);
     let mut kubelet = None;
     // What was told, and to which run of the scheduler.
     let mut told: Option<(u64, Holders)> = None;
     let mut held = Held::default();
+    // The last list, and what it says.
+    let (mut listed, mut last) = (Holders::new(), ListPodResourcesResponse::default());
     loop {
         let run = *boot.borrow();
         if let Some(run) = run {
             match list(&mut kubelet, &socket).await {
                 Ok(pods) => {
-                    let listed = holders(&pods, &host.options.resource);
+                    if pods != last {
+                        (listed, last) = (holders(&pods, &host.options.resource), pods);
+                    }
                     look(&listed).await;
-                    let now = held.look(listed);
+                    let now = held.look(listed.clone());
                     let known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
                     let changes = changes(known.as_ref(), now, &host.seats().await);
                     told = match send(&host, changes).await {
@@ -190,9 +216,9 @@ pub async fn tell(
 
 /// Makes seats that the kubelet's record names and that are not there, and single slots' ahead, and removes those that nobody has. Without the
 /// record, or where it does not name what the kubelet itself lists, nothing is removed.
-pub async fn keep_in_step(plugin: &Arc<Plugin>, listed: &Holders) {
-    let given = match given(&plugin.host.options).await {
-        Ok(given) => given.map(Arc::new),
+pub async fn keep_in_step(plugin: &Arc<Plugin>, kept: &mut Kept, listed: &Holders) {
+    let given = match kept.now(&plugin.host.options).await {
+        Ok(given) => given,
         Err(error) => return NO_RECORD.say(format_args!("{error}; no seat is removed")),
     };
     if let Err(status) = plugin.prepare(given.clone()).await {
@@ -239,6 +265,7 @@ async fn send(host: &Arc<Host>, changes: Vec<Change>) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use nvshare_proto::GpuUuid;
 
     use super::*;
@@ -287,6 +314,36 @@ mod tests {
             found,
             Holders::from([(both, holder("both")), (one, holder("one")), (claimed, holder("claim"))])
         );
+    }
+
+    #[tokio::test]
+    async fn the_kubelets_record_is_read_again_when_it_is_another_file() {
+        let kubelet = std::env::temp_dir().join(format!("nvshare-kept-{}", std::process::id()));
+        let options = Options::parse_from(["plugin", "--kubelet", kubelet.to_str().unwrap()]);
+        let mut record = Kept::default();
+        assert_eq!(record.now(&options).await, Ok(None));
+
+        let path = kept(&options);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let write = |number| {
+            let slot = slot(1, number);
+            let text = format!(
+                r#"{{"Data":{{"PodDeviceEntries":[{{"ResourceName":"nvshare.com/gpu","DeviceIDs":["{slot}"]}}]}}}}"#
+            );
+            fs::write(path.with_extension("new"), text).unwrap();
+            fs::rename(path.with_extension("new"), &path).unwrap();
+            checkpoint::Seats::from([(SeatName::of(&[slot]), vec![slot])])
+        };
+        for number in [0, 1] {
+            let expected = write(number);
+            let read = record.now(&options).await.unwrap().unwrap();
+            assert_eq!(*read, expected);
+            let again = record.now(&options).await.unwrap().unwrap();
+            assert!(Arc::ptr_eq(&read, &again), "it is not read again");
+        }
+        // Without the file, nothing that was read before is known.
+        fs::remove_dir_all(&kubelet).unwrap();
+        assert_eq!(record.now(&options).await, Ok(None));
     }
 
     #[test]

@@ -67,10 +67,13 @@ pub async fn run(options: Options) -> Result<(), String> {
 async fn serve_slots(host: Arc<Host>) {
     let plugin = Arc::new(Plugin::of(Arc::clone(&host)));
     let (tell_boot, boot) = watch::channel(None);
+    let mut kept = pods::Kept::default();
     tokio::join!(
         kubelet::attend(Arc::clone(&plugin)),
         upkeep::keep(Arc::clone(&host), |nvidia, answers| plugin.offer(nvidia, answers), tell_boot),
-        pods::tell(host, boot, &plugin.allocated, async |listed| pods::keep_in_step(&plugin, listed).await)
+        pods::tell(host, boot, &plugin.allocated, async |listed| {
+            pods::keep_in_step(&plugin, &mut kept, listed).await;
+        })
     );
 }
 
