@@ -478,6 +478,34 @@ static void unmapped_memory_stops(void) {
     }
 }
 
+/* Physical memory is shared by descriptors, if it was made for that; other memory by handles (tests/gpu/probes/ipc_probe.py). Of other
+ * processes, shares_memory.c tells. */
+static void shared_memory(void) {
+    static const int shared_on_card[16] = {1, 1, 1, 0};
+    char handle[64], inner[64];
+    uint64_t exported, again;
+    int descriptor, other;
+    begin();
+    uint64_t plain = physical(2 * MIB);
+    CHECK(FN(cuMemCreate)(&exported, 4 * MIB, shared_on_card, 0ul));
+    EXPECT(FN(cuMemExportToShareableHandle)(&descriptor, plain, 1, 0ul) == 1);
+    CHECK(FN(cuMemExportToShareableHandle)(&descriptor, exported, 1, 0ul));
+    CHECK(FN(cuMemExportToShareableHandle)(&other, exported, 1, 0ul));
+    EXPECT(descriptor != other);
+    /* In its own process it is the handle that is known, once more. */
+    CHECK(FN(cuMemImportFromShareableHandle)(&again, (void *)(long)descriptor, 1));
+    EXPECT(again == exported);
+    CHECK(FN(cuMemRelease)(again));
+    CHECK(FN(cuMemRelease)(exported));
+    EXPECT(FN(cuMemRelease)(exported) == 1);
+    EXPECT(FN(cuMemImportFromShareableHandle)(&again, (void *)0l, 1) == 1 && FN(cuMemImportFromShareableHandle)(&again, (void *)-1l, 1) == 1);
+    CHECK(FN(cuIpcGetMemHandle)(handle, memory_));
+    CHECK(FN(cuIpcGetMemHandle)(inner, memory_ + 100));
+    EXPECT(!memcmp(handle, inner, 64));
+    EXPECT(FN(cuIpcCloseMemHandle)(memory_) == 1);
+    CHECK(FN(cuMemRelease)(plain));
+}
+
 RULES(RULE(fills), RULE(calls_that_return_before_they_are_done), RULE(copies), RULE(memory_in_stream_order), RULE(words_that_streams_wait_for), RULE(page_locked_memory), RULE(copies_of_page_locked_memory),
-      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(peers), RULE(pools_of_the_program), RULE(mapped_memory),
+      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(peers), RULE(pools_of_the_program), RULE(mapped_memory), RULE(shared_memory),
       RULE(unmapped_memory_stops))

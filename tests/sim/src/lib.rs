@@ -24,6 +24,7 @@ mod memory;
 mod objects;
 mod pool;
 mod process;
+mod sharing;
 mod stream;
 mod tables;
 mod vmm;

@@ -9,6 +9,7 @@ use crate::memory::Allocation;
 use crate::objects::{Context, Event, Function, Module, Stream};
 use crate::pool::{Ordered, Pool};
 use crate::process::{self, Bound, CONTEXT_IS_DESTROYED, Failure, INVALID_CONTEXT};
+use crate::sharing::Shared;
 use crate::stream::{Point, Work};
 use crate::vmm::Vmm;
 
@@ -49,6 +50,7 @@ pub(crate) struct Tables {
     /// Addresses of freed allocations, by their number of blocks.
     pub(crate) addresses: HashMap<usize, Vec<u64>>,
     pub(crate) vmm: Vmm,
+    pub(crate) shared: Shared,
     /// Page-locked memory of the host: its length, its context, and whether it is the driver's own.
     pub(crate) host: BTreeMap<usize, (usize, u64, bool)>,
     /// Contexts that may reach the memory of a card that is not their own.
@@ -75,6 +77,7 @@ impl Default for Tables {
             memory: BTreeMap::new(),
             addresses: HashMap::new(),
             vmm: Vmm::default(),
+            shared: Shared::default(),
             host: BTreeMap::new(),
             peers: HashSet::new(),
             pools: Handles::of("memory pool"),

@@ -109,6 +109,12 @@ impl Vmm {
         blocks.map(|block| address.max(block * BLOCK)).find(|&at| is_closed(at))
     }
 
+    /// Physical memory has one more handle: the same value, to be released once more.
+    pub(crate) fn hold(&mut self, handle: u64) {
+        self.released.remove(&handle);
+        *self.handles.entry(handle).or_insert(0) += 1;
+    }
+
     fn is_mapped(&self, handle: u64) -> bool {
         self.mappings.values().any(|mapping| mapping.handle == handle)
     }
@@ -230,8 +236,7 @@ impl Process {
     pub(crate) fn retain_physical(&self, address: u64) -> Result<u64, Failure> {
         let vmm = &mut self.tables().vmm;
         let handle = vmm.mapping(address).map(|(_, mapping)| mapping.handle).ok_or(INVALID_VALUE)?;
-        vmm.released.remove(&handle);
-        *vmm.handles.entry(handle).or_insert(0) += 1;
+        vmm.hold(handle);
         Ok(handle)
     }
 
@@ -242,6 +247,7 @@ impl Process {
             return;
         }
         tables.vmm.shared_as.remove(&handle);
+        tables.shared.forget(handle);
         let allocation = tables.memory.remove(&handle);
         drop(tables);
         if let Some(allocation) = allocation {

@@ -7,6 +7,7 @@
 mod kernels;
 mod leaving;
 mod owners;
+mod sharing;
 
 use std::fs::OpenOptions;
 use std::io;
@@ -26,6 +27,8 @@ const MOST_BLOCKS: usize = 64 * 1024;
 const MOST_GPUS: usize = 8;
 /// Processes that may have blocks on a card at a time.
 const MOST_OWNERS: usize = 1024;
+/// Processes that may have a block beside its owner.
+const MOST_SHARERS: usize = 6;
 /// The number of kernels whose times are kept.
 pub(crate) const TRACE: usize = 1 << 16;
 
@@ -53,6 +56,24 @@ struct Block {
     /// The bytes that the store keeps of it.
     real: u32,
     last_use: u64,
+    /// The number under which other processes may get it; 0: they may not.
+    shared: u64,
+    /// Other processes that have it; 0: none.
+    sharers: [u32; MOST_SHARERS],
+}
+
+impl Block {
+    const FREE: Self = Self {
+        place: Place::Free,
+        owner: 0,
+        frame: 0,
+        pinned: 0,
+        keeps: 0,
+        real: 0,
+        last_use: 0,
+        shared: 0,
+        sharers: [0; MOST_SHARERS],
+    };
 }
 
 /// A sort of memory.
@@ -366,15 +387,8 @@ impl World {
             (*at).high = (*at).high.max(index);
         }
         for &index in &found {
-            let block = Block {
-                place: Place::Untouched,
-                owner: me,
-                frame: 0,
-                pinned: u32::from(pinned),
-                keeps: 0,
-                real,
-                last_use: 0,
-            };
+            let block =
+                Block { place: Place::Untouched, owner: me, pinned: u32::from(pinned), real, ..Block::FREE };
             // SAFETY: an existing block, under the card's lock.
             unsafe { *self.block(gpu, index) = block };
         }
@@ -395,11 +409,12 @@ impl World {
         Some(found)
     }
 
-    /// Gives blocks back.
+    /// Gives this process's part in blocks back. A block that other processes have lives on.
     pub(crate) fn free(&self, gpu: usize, blocks: &[u32]) {
         let _held = self.hold(gpu, false);
+        let me = std::process::id();
         for &index in blocks {
-            self.free_block(gpu, index);
+            self.leave(gpu, index, me);
         }
     }
 
@@ -416,9 +431,7 @@ impl World {
             }
             self.keep_no_more(gpu, index);
             (*self.gpu(gpu)).first_free = (*self.gpu(gpu)).first_free.min(index);
-            let nothing =
-                Block { place: Place::Free, owner: 0, frame: 0, pinned: 0, keeps: 0, real: 0, last_use: 0 };
-            *block = nothing;
+            *block = Block::FREE;
         }
     }
 

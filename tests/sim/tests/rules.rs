@@ -84,6 +84,7 @@ rules! { memory:
     peers
     pools_of_the_program
     mapped_memory
+    shared_memory
     unmapped_memory_stops
 }
 

@@ -25,6 +25,7 @@ api! {
     fn cuMemFree_v2(base: u64) { status(process::get().and_then(|p| {
         if base == 0 { return Ok(()) }
         p.world.config().wait_once_while_held(Held::Free);
+        if p.tables().shared.is_of_another(base) { return Err(INVALID_VALUE) }
         if p.is_pooled(base) { p.free_pooled(base) } else { p.free(base) }
     })) }
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
@@ -83,13 +84,10 @@ api! {
     }
     fn cuArrayDestroy(array: u64) { status(process::get().and_then(|p| p.free(array))) }
     fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: u64) {
-        // Of memory of cuMemAlloc alone, not of managed memory, nor of what is mapped.
-        let found = process::get().and_then(|p| p.find(address, 1)).and_then(|found| {
-            let is_mapped = found.allocation.base + found.offset != address;
-            if found.allocation.managed || is_mapped { Err(INVALID_VALUE) } else { Ok([7; 64]) }
-        });
-        unsafe { give(handle, found) }
+        unsafe { give(handle, process::get().and_then(|p| p.ipc_handle(address))) }
     }
+    fn cuIpcOpenMemHandle_v2(place: *mut u64, handle: Handle, flags: c_uint) { unsafe { give_new(place, || process::get()?.open_ipc(&handle.0, flags)) } }
+    fn cuIpcCloseMemHandle(address: u64) { status(process::get().and_then(|p| p.close_ipc(address))) }
     fn cuPointerGetAttribute(place: *mut c_void, attribute: c_int, address: u64) { unsafe { attribute_of(place, attribute, address) } }
     fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: u64) {
         if value.is_null() || attribute != SYNC_MEMOPS { return INVALID_VALUE }
@@ -125,6 +123,11 @@ api! {
         status(process::get().and_then(|p| { managed(to, bytes)?; p.host_touch(to, bytes as u64, |store, piece| memory::write(store, piece, from)) }))
     }
 }
+
+/// `CUipcMemHandle`, which is passed by value.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Handle([u8; 64]);
 
 /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`
 const SYNC_MEMOPS: c_int = 6;

@@ -57,14 +57,13 @@ api! {
     }
     fn cuMemExportToShareableHandle(place: *mut c_int, handle: u64, kind: c_int, flags: u64) {
         unsafe { give_new(place, || {
-            let (_, shared_as) = process::get()?.physical_properties(handle)?;
-            if flags != 0 || kind != DESCRIPTOR || shared_as & kind == 0 { return Err(INVALID_VALUE) }
-            // Nobody gets the memory by it here.
-            match libc::memfd_create(c"nvsim-shared".as_ptr(), libc::MFD_CLOEXEC) {
-                -1 => Err(INVALID_VALUE),
-                descriptor => Ok(descriptor),
-            }
+            if flags != 0 || kind != DESCRIPTOR { return Err(INVALID_VALUE) }
+            process::get()?.export_physical(handle, kind)
         }) }
+    }
+    fn cuMemImportFromShareableHandle(place: *mut u64, descriptor: usize, kind: c_int) {
+        if kind != DESCRIPTOR { return INVALID_VALUE }
+        unsafe { give_new(place, || process::get()?.import_physical(descriptor as c_int)) }
     }
     fn cuMemRetainAllocationHandle(place: *mut u64, address: u64) { unsafe { give_new(place, || process::get()?.retain_physical(address)) } }
     fn cuMemGetAllocationGranularity(place: *mut usize, properties: *const c_void, _option: c_uint) {

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 
-use super::{Place, World};
+use super::World;
 
 impl World {
     /// Frees the blocks of processes that are gone.
@@ -32,11 +32,7 @@ impl World {
                 continue;
             }
             for index in 0..high {
-                // SAFETY: an existing block, under the card's lock.
-                let block = unsafe { *self.block(gpu, index) };
-                if block.place != Place::Free && block.owner == *owner {
-                    self.free_block(gpu, index);
-                }
+                self.leave(gpu, index, *owner);
             }
             *owner = 0;
         }
