@@ -212,7 +212,10 @@ hooked {
     view [none] cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) = handled(pointers::get_address_range);
     view [none] cuPointerGetAttribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) = handled(pointers::get_attribute);
     view [none] cuPointerGetAttributes(numAttributes: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: CUdeviceptr) = handled(pointers::get_attributes);
-    share [none] cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = handled(ipc::get_mem_handle);
+    share [handler] cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr) = handled(ipc::get_mem_handle);
+    share [none] cuIpcOpenMemHandle(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: c_uint) = handled(ipc::open_mem_handle);
+    share [none] cuIpcOpenMemHandle_v2(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: c_uint) = handled(ipc::open_mem_handle);
+    share [none] cuIpcCloseMemHandle(dptr: CUdeviceptr) = handled(ipc::close_mem_handle);
     // what the driver reads addresses from: they have to have memory
     name [addresses] cuGraphAddMemcpyNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, copyParams: *const c_void, ctx: CUcontext) = unchanged();
     name [addresses] cuGraphAddMemsetNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, memsetParams: *const c_void, ctx: CUcontext) = handled(nodes::add_fill);
@@ -270,6 +273,7 @@ called {
     cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
     cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint);
     cuMemHostUnregister(p: *mut c_void);
+    cuMemImportFromShareableHandle(handle: *mut c_ulonglong, osHandle: *mut c_void, shHandleType: c_int);
     cuModuleGetFunction(hfunc: *mut CUfunction, hmod: CUmodule, name: *const c_char);
     cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
     cuMemPoolGetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void);
@@ -347,8 +351,8 @@ forwarded {
      cuGraphReleaseUserObject cuGraphRemoveDependencies cuGraphRemoveDependencies_v2
     cuGraphRetainUserObject cuGreenCtxGetDevResource cuGreenCtxGetId
     cuGreenCtxRecordEvent cuGreenCtxWaitEvent cuImportExternalMemory
-    cuImportExternalSemaphore cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcOpenEventHandle
-    cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuKernelGetAttribute cuKernelGetFunction cuKernelGetLibrary
+    cuImportExternalSemaphore cuIpcGetEventHandle cuIpcOpenEventHandle
+    cuKernelGetAttribute cuKernelGetFunction cuKernelGetLibrary
     cuKernelGetName cuKernelGetParamInfo cuKernelSetAttribute cuKernelSetCacheConfig
     cuLibraryEnumerateKernels cuLibraryGetGlobal cuLibraryGetKernel
     cuLibraryGetKernelCount cuLibraryGetManaged cuLibraryGetModule cuLibraryGetUnifiedFunction
@@ -360,7 +364,7 @@ forwarded {
     cuMemGetAllocationGranularity
     cuMemGetAttribute cuMemGetAttribute_v2
     cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
-    cuMemHostRegister cuMemImportFromShareableHandle
+    cuMemHostRegister
     cuMemPoolExportPointer cuMemPoolExportToShareableHandle
     cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
     cuMemPoolSetAccess cuMemRangeGetAttribute cuMemRangeGetAttributes

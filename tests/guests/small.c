@@ -85,12 +85,6 @@ int main(int argc, char **argv) {
         EXPECT(before - with_two == 2 * MIB && two - one == 512);
         EXPECT(FN(cuMemFree_v2)(one + 64) != 0);
     }
-    if (argc > 2) {
-        char handle[64];
-        EXPECT(FN(cuIpcGetMemHandle)(handle, one) != 0);
-        CHECK(FN(cuIpcGetMemHandle)(handle, alloc(100)));
-        return 0;
-    }
     CHECK(FN(cuMemFree_v2)(one));
     EXPECT(FN(cuMemFree_v2)(one) != 0);
     if (slabs) EXPECT(free_bytes() == with_two);

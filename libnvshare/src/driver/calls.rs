@@ -3,12 +3,14 @@
 //! A call that could disturb a stream capture of another thread is made with [`Relaxed`] in force.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::functions;
 use super::types::{
-    CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_MEMHOSTREGISTER_PORTABLE,
-    CU_MEMORYTYPE_DEVICE, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEMHOSTREGISTER_PORTABLE, CU_MEMORYTYPE_DEVICE,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
     CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction,
@@ -343,6 +345,38 @@ pub(crate) fn unmap(base: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
 /// Sets who may access a range of whole mappings, and how.
 pub(crate) fn set_access(base: CUdeviceptr, bytes: u64, access: &[CUmemAccessDesc]) -> Result<(), CUresult> {
     call!(cuMemSetAccess(base, bytes as usize, access.as_ptr().cast(), access.len()))
+}
+
+/// A descriptor of physical memory that was made for it. The memory lives while the descriptor is open anywhere.
+pub(crate) fn export_physical(handle: CUmemHandle) -> Result<OwnedFd, CUresult> {
+    let mut descriptor: c_int = -1;
+    let place = (&raw mut descriptor).cast();
+    call!(cuMemExportToShareableHandle(place, handle.0, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))?;
+    if descriptor < 0 {
+        return Err(CUresult::NOT_SUPPORTED);
+    }
+    // SAFETY: the driver has made the descriptor, and nobody else knows it. The flag keeps it from programs that this one starts.
+    unsafe {
+        libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC);
+        Ok(OwnedFd::from_raw_fd(descriptor))
+    }
+}
+
+/// Physical memory of another process, by a descriptor.
+pub(crate) fn import_physical(descriptor: &OwnedFd) -> Result<CUmemHandle, CUresult> {
+    let (mut handle, number) = (0, descriptor.as_raw_fd() as usize as *mut c_void);
+    call!(cuMemImportFromShareableHandle(&raw mut handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))?;
+    Ok(CUmemHandle(handle))
+}
+
+/// Copies within a card's memory.
+pub(crate) fn copy_within(
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: u64,
+    stream: CUstream,
+) -> Result<(), CUresult> {
+    call!(cuMemcpyDtoDAsync_v2(to, from, bytes as usize, stream))
 }
 
 /// Page-locks memory of the process for all of its contexts, until it is [unregistered](unregister_host) or the current

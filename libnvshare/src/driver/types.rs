@@ -20,6 +20,8 @@ impl CUresult {
     pub(crate) const DEINITIALIZED: Self = Self(4);
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
+    pub(crate) const OPERATING_SYSTEM: Self = Self(304);
+    pub(crate) const INVALID_HANDLE: Self = Self(400);
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
 
@@ -132,6 +134,11 @@ pub(crate) struct MemoryProperties {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CUmemHandle(pub(crate) u64);
 
+/// `CUipcMemHandle`, which is passed by value.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CUipcMemHandle(pub(crate) [u8; 64]);
+
 /// `CUmemAllocationProp`
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -150,6 +157,11 @@ impl CUmemAllocationProp {
         const PINNED: c_int = 1;
         let location = CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device };
         Self { kind: PINNED, handle_types: 0, location, windows: 0, flags: [0; 8] }
+    }
+
+    /// The same, but descriptors can be made of it, by which other processes get the memory.
+    pub(crate) fn shared_on(device: CUdevice) -> Self {
+        Self { handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, ..Self::on(device) }
     }
 
     /// Whether such memory is neither compressed, nor for sparse arrays or other machines. It may differ from [`Self::on`] in

@@ -1,28 +1,85 @@
 //! Handles by which other processes reach memory (CUDA IPC).
 
-use std::ffi::{c_int, c_ulonglong, c_void};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::sync::Arc;
 
 use super::pointers;
-use super::target::pass_gate_for_addresses;
+use super::target::{answer, pass_gate_for_addresses, target};
 use crate::driver::functions::signatures;
-use crate::driver::types::{CUdeviceptr, CUresult};
-use crate::memory::{allocations, physical, plain};
+use crate::driver::types::{CUdeviceptr, CUipcMemHandle, CUresult};
+use crate::memory::allocations::{self, Allocation};
+use crate::memory::{imports, physical, plain, sharing};
 use crate::process::log;
 use crate::work::callbacks;
 
+/// Memory that the library maps gets a handle of the library's own. The driver knows no handle of such memory.
+///
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn get_mem_handle(
     real: signatures::cuIpcGetMemHandle,
-    handle: *mut c_void,
+    handle: *mut CUipcMemHandle,
     pointer: CUdeviceptr,
 ) -> CUresult {
+    if !handle.is_null()
+        && !callbacks::are_running()
+        && let Some(allocation) = allocations::mapped_at(pointer).filter(|of| sharing::is_possible(of))
+    {
+        let shared = sharing::handle_of(&allocation).unwrap_or_else(|| share(&allocation));
+        // SAFETY: not null, and where the driver would write.
+        return unsafe { answer(shared, handle) };
+    }
     // SAFETY: the caller's arguments.
     let result = unsafe { real(handle, pointer) };
     if result != CUresult::SUCCESS && pointers::is_ours(pointer) {
-        warn_once("with another process (CUDA IPC)");
+        warn_once(
+            "with another process (CUDA IPC)",
+            " With NVSHARE_MEMORY=swap, memory can move until it is shared.",
+        );
     }
     result
+}
+
+fn share(allocation: &Arc<Allocation>) -> Result<CUipcMemHandle, CUresult> {
+    let _one = sharing::one_at_a_time();
+    let mut shared = Err(CUresult::NOT_READY);
+    let passed = pass_gate_for_addresses(|| {
+        shared = sharing::share(allocation);
+        CUresult::SUCCESS
+    });
+    passed.ok().and(shared)
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn open_mem_handle(
+    real: signatures::cuIpcOpenMemHandle_v2,
+    place: *mut CUdeviceptr,
+    handle: CUipcMemHandle,
+    flags: c_uint,
+) -> CUresult {
+    if !place.is_null()
+        && !callbacks::are_running()
+        && let Some(opened) = imports::open(&handle, flags, || Some(target()?.1))
+    {
+        // SAFETY: not null, and where the driver would write.
+        return unsafe { answer(opened, place) };
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { real(place, handle, flags) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn close_mem_handle(
+    real: signatures::cuIpcCloseMemHandle,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    if !callbacks::are_running() && imports::close(pointer).is_some() {
+        return CUresult::SUCCESS;
+    }
+    // SAFETY: the caller's argument.
+    unsafe { real(pointer) }
 }
 
 /// A handle of an address range, as NICs use it, would keep the memory on the card that it was made for.
@@ -38,7 +95,7 @@ pub(crate) unsafe fn get_handle_for_range(
     flags: c_ulonglong,
 ) -> CUresult {
     if allocations::mapped_at(base).is_some() {
-        warn_once("with another device (dma-buf)");
+        warn_once("with another device (dma-buf)", "");
         return CUresult::NOT_SUPPORTED;
     }
     let call = || {
@@ -58,12 +115,12 @@ pub(crate) unsafe fn get_handle_for_range(
 }
 
 /// The program shares memory that moves: memory that it allocates from now on can be shared, and does not move.
-fn warn_once(with: &str) {
+fn warn_once(with: &str, or: &str) {
     if plain::was_refused() {
         log::warn(format_args!(
             "the program shares memory {with}, but memory that moves cannot be shared; memory that it allocates from \
              now on can be shared and is not moved. NVSHARE_PLAIN=all, or the sizes in question, makes such memory \
-             plain from the start"
+             plain from the start.{or}"
         ));
     }
 }

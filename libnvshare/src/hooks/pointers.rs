@@ -14,7 +14,7 @@ use crate::driver;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CU_POINTER_ATTRIBUTE_IS_MANAGED, CUdeviceptr, CUmemLocation, CUresult};
 use crate::memory::allocations::{self, Allocation, Kind};
-use crate::memory::physical;
+use crate::memory::{imports, physical};
 use crate::process::{config, lifecycle};
 use crate::work::{callbacks, captures};
 
@@ -196,17 +196,18 @@ pub(crate) unsafe fn get_address_range(
     size: *mut usize,
     pointer: CUdeviceptr,
 ) -> CUresult {
-    let Some(mapped) = mapped::attributes_of(pointer) else {
+    let mapped = mapped::attributes_of(pointer).map(|mapped| (mapped.base(), mapped.asked()));
+    let Some((begin, bytes)) = mapped.or_else(|| imports::range_of(pointer)) else {
         // SAFETY: the caller's arguments.
         return unsafe { real(base, size, pointer) };
     };
     // SAFETY: null, or the caller's places.
     unsafe {
         if let Some(base) = base.as_mut() {
-            *base = mapped.base();
+            *base = begin;
         }
         if let Some(size) = size.as_mut() {
-            *size = mapped.asked() as usize;
+            *size = bytes as usize;
         }
     }
     CUresult::SUCCESS

@@ -113,14 +113,14 @@ mod tests {
         ("allocate", "new memory is admitted, which steps in by itself and waits for room outside the gate"),
         ("free", "it names memory that the program does not use any more"),
         ("view", "the library answers for memory that is away"),
-        ("share", "the driver answers for its own memory"),
+        ("share", "memory of other processes stays on the card"),
         ("stream", "it submits no work"),
         ("capture", "nothing runs on a capturing stream"),
         ("resolve", "it looks a name up"),
     ];
 
     /// Why the handler of a function passes the gate itself.
-    const BY_HANDLER: [(&str, &str); 17] = [
+    const BY_HANDLER: [(&str, &str); 18] = [
         ("cuGraphLaunch", GRAPH_MEMORY),
         ("cuGraphUpload", GRAPH_MEMORY),
         ("cuGraphAddMemAllocNode", REFUSED_FIRST),
@@ -138,6 +138,7 @@ mod tests {
         ("cuLogicalEndpointBindAddr", ONLY_OURS),
         ("cuPointerSetAttribute", ONLY_OURS),
         ("cuMemGetHandleForAddressRange", ONLY_OURS),
+        ("cuIpcGetMemHandle", ONLY_OURS),
     ];
     const GRAPH_MEMORY: &str = "the driver's reserve is measured before and after it, outside the gate";
     const REFUSED_FIRST: &str = "a limit refuses it before it waits";

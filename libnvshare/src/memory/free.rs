@@ -8,7 +8,7 @@ use nvshare_client::session::is_worth_offering;
 use super::allocations::{self, Allocation, Ending};
 use super::backing::{self, Freed, Work, swap};
 use super::devices::{self, Device};
-use super::{driver_reserve, slabs};
+use super::{driver_reserve, exports, imports, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::bell;
 use crate::process::unwind::OnUnwind;
@@ -109,6 +109,7 @@ fn ended(allocation: &Allocation) {
 
 /// Gives back the charge of an allocation that is off the list and has ended.
 pub(super) fn forget(allocation: &Allocation) {
+    exports::forget(allocation.id);
     let (size, charged) = {
         let mut residency = allocation.residency();
         (residency.size(), residency.free())
@@ -133,6 +134,7 @@ pub(super) fn forget(allocation: &Allocation) {
 /// Removes the allocations that end with a context.
 pub(crate) fn forget_context(context: &Arc<Context>, ending: Ending) {
     slabs::forget_context(context);
+    imports::forget_context(context);
     for allocation in allocations::remove_context(context, ending) {
         allocation.set_leaving(true);
         backing::of(allocation.kind).end(&allocation);

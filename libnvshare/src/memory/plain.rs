@@ -1,12 +1,14 @@
 //! Device memory that has to stay plain, because other processes (CUDA IPC), NICs or the stream's memory operations use it.
 //!
-//! None of them can use managed memory. So some memory is plain and does not move: that of programs whose [executable] shows
+//! None of them can use managed memory. The library itself [shares](super::sharing) memory that it maps. So some memory is plain and does not move: that of programs whose [executable] shows
 //! the need, and sizes that `NVSHARE_PLAIN` names. After a program was refused a handle, all its allocations are plain.
 
 mod executable;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use nvshare_proto::MemoryMode;
 
 use crate::process::{config, log};
 
@@ -34,7 +36,8 @@ pub(crate) fn needs_some_plain() -> bool {
 fn is_seen() -> bool {
     static SEEN: OnceLock<bool> = OnceLock::new();
     *SEEN.get_or_init(|| {
-        let call = executable::needs_plain();
+        let shares = config::get().is_ok_and(|config| config.memory == MemoryMode::Swap);
+        let call = executable::needs_plain(shares);
         if let Some(call) = &call {
             log::info(format_args!(
                 "the program calls {call}, which refuses managed memory: its device memory stays plain and is not \

@@ -5,6 +5,7 @@
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// A descriptor, and the file behind it when the library opened it.
@@ -45,6 +46,42 @@ impl Descriptor {
     }
 }
 
+/// A descriptor that is closed with this, if the file behind it still is ours.
+#[derive(Debug)]
+pub(crate) struct Held(Descriptor);
+
+impl Held {
+    pub(crate) fn new(descriptor: OwnedFd) -> Self {
+        let held = Descriptor::none();
+        held.set(descriptor.into_raw_fd());
+        Self(held)
+    }
+
+    /// The number, if the file behind it still is ours.
+    pub(crate) fn get(&self) -> Option<c_int> {
+        self.0.get()
+    }
+
+    /// The number, which this does not close any more.
+    pub(crate) fn into_number(self) -> Option<c_int> {
+        self.0.take()
+    }
+
+    /// Closes it, as a forked child does with what is its parent's.
+    pub(crate) fn close(&self) {
+        if let Some(number) = self.0.take() {
+            // SAFETY: a descriptor of ours, which is used no more.
+            unsafe { libc::close(number) };
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 fn file_of(number: c_int) -> Option<(u64, u64)> {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: a place for the answer.
@@ -60,7 +97,7 @@ fn file_of(number: c_int) -> Option<(u64, u64)> {
 mod tests {
     use super::*;
     use std::fs::File;
-    use std::os::fd::{AsRawFd, IntoRawFd};
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn another_file_under_the_same_number_is_not_ours() {

@@ -2,6 +2,7 @@
 //!
 //! The library starts no thread before the program first allocates memory or submits work. Then there are two: this one reads
 //! and writes frames and does what [`nvshare_client::session`] says; the other moves memory ([`crate::memory::mover`]).
+//! A third begins when the program first shares memory ([`crate::process::answering`]).
 
 mod report;
 mod wire;
@@ -23,13 +24,14 @@ use nvshare_proto::{
 use crate::driver;
 use crate::memory::backing::swap;
 use crate::memory::devices::{self, Account, Device};
+use crate::memory::exports;
 use crate::memory::mapping::supply;
 use crate::memory::mover;
 use crate::memory::quota;
 use crate::process::config::Config;
 use crate::process::lifecycle::{self, AtExit};
 use crate::process::lock::lock;
-use crate::process::{bell, config, counters, log, threads};
+use crate::process::{answering, bell, config, counters, log, threads};
 use crate::work::gate;
 pub(crate) use wire::TenantPage;
 use wire::{End, Wire};
@@ -86,6 +88,8 @@ fn in_forked_child() {
     gate::after_fork_in_child();
     wire::close_after_fork();
     bell::close();
+    answering::close_after_fork();
+    exports::close_after_fork();
 }
 
 fn report(done: Done) {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -14,7 +14,7 @@ use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, VERSION, co
 use super::report;
 use crate::process::descriptor::Descriptor;
 use crate::process::lock::lock;
-use crate::process::{bell, config, threads};
+use crate::process::{bell, config, passing, threads};
 
 /// The descriptor of the connection. A forked child closes it, and the exit sends the last message through it.
 static DESCRIPTOR: Descriptor = Descriptor::none();
@@ -173,43 +173,11 @@ fn try_to_ask(run: Option<u64>, version: u16) -> Option<TenantPage<(u32, OwnedFd
     }
 }
 
-/// Reads bytes, and the descriptors that come with them. The kernel ends a read behind the frame that has descriptors.
+/// Reads bytes, and puts the descriptors that come with them behind those of earlier frames.
 fn receive_with(descriptor: i32, bytes: &mut [u8], passed: &mut VecDeque<Vec<OwnedFd>>) -> io::Result<usize> {
-    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // Aligned as control messages have to be, and large enough for more descriptors than a scheduler sends.
-    let mut control = [0u64; 32];
-    // SAFETY: a message of one part, and room for control messages, in buffers that live on. The macros that are made for it
-    // walk the kernel's answer; each descriptor is new and ours.
-    unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = size_of_val(&control) as _;
-        let read = libc::recvmsg(descriptor, &raw mut message, libc::MSG_CMSG_CLOEXEC);
-        if read < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // The kernel leaves out those for which the process has no numbers left, and says so.
-        let mut came = Vec::new();
-        let mut any = message.msg_flags & libc::MSG_CTRUNC != 0;
-        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
-        while let Some(control) = header.as_ref() {
-            if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
-                let count = (control.cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<i32>();
-                let numbers = libc::CMSG_DATA(header).cast::<i32>();
-                for i in 0..count {
-                    came.push(OwnedFd::from_raw_fd(numbers.add(i).read_unaligned()));
-                }
-                any = true;
-            }
-            header = libc::CMSG_NXTHDR(&raw const message, header);
-        }
-        if any {
-            passed.push_back(came);
-        }
-        Ok(read as usize)
-    }
+    let (read, came) = passing::receive(descriptor, bytes)?;
+    passed.extend(came);
+    Ok(read)
 }
 
 /// Writes without raising SIGPIPE in the program.

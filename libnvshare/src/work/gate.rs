@@ -42,13 +42,16 @@ const GUARDED: u32 = 2;
 const CLOSED: u32 = 3;
 /// No thread has come yet. The first one starts the session.
 const DORMANT: u32 = 4;
+/// A thread of the program has [shut] the gate for a moment: a thread that comes sleeps.
+const SHUT: u32 = 5;
 
 static STATE: AtomicU32 = AtomicU32::new(DORMANT);
 static FENCE: Fence = Fence { for_all: AtomicBool::new(false) };
 /// Threads that sleep at the gate.
 static SLEEPING: AtomicUsize = AtomicUsize::new(0);
-/// Held between a sleeper's look at the state and its sleep, so that no wake-up is lost in between.
-static SLEEP_LOCK: Mutex<()> = Mutex::new(());
+/// Held between a sleeper's look at the state and its sleep, so that no wake-up is lost in between. Also held while the
+/// state is changed from outside. While the gate is [shut], it has the state that follows.
+static SLEEP_LOCK: Mutex<Option<u32>> = Mutex::new(None);
 static WAKE: Condvar = Condvar::new();
 /// Whether a thread has come to the closed gate since the session last looked.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
@@ -277,7 +280,7 @@ fn sleep_until_open() {
         bell::ring();
     }
     let mut sleep = lock(&SLEEP_LOCK);
-    while STATE.load(Ordering::SeqCst) == CLOSED {
+    while matches!(STATE.load(Ordering::SeqCst), CLOSED | SHUT) {
         if lifecycle::is_exiting() {
             (sleep, _) = WAKE.wait_timeout(sleep, LOOK).unwrap_or_else(PoisonError::into_inner);
             drop(sleep);
@@ -349,17 +352,24 @@ pub(crate) fn prepare() {
     FENCE.prepare();
 }
 
+/// Sets the state: at once, or for the time after the gate was [shut]. `next` is told the state that holds until then.
+fn set(next: impl FnOnce(u32) -> u32) {
+    let mut behind = lock(&SLEEP_LOCK);
+    match &mut *behind {
+        Some(state) => *state = next(*state),
+        None => STATE.store(next(STATE.load(Ordering::SeqCst)), Ordering::SeqCst),
+    }
+}
+
 /// Opens the gate.
 pub(crate) fn open(in_flight: InFlight) {
-    let sleep = lock(&SLEEP_LOCK);
     if !lifecycle::is_forked() {
         // This comes first: a thread that finds the gate closed later sees that it has been open.
         OPENINGS.fetch_add(1, Ordering::SeqCst);
         let state = if contexts::has_any_failed() { GUARDED } else { opened(in_flight) };
-        STATE.store(state, Ordering::SeqCst);
+        set(|_| state);
     }
-    drop(sleep);
-    WAKE.notify_all();
+    wake();
 }
 
 /// Bounds work in flight, or stops doing so, while the gate is open.
@@ -368,7 +378,35 @@ pub(crate) fn bound(in_flight: InFlight) {
         InFlight::Unbounded => BOUNDED,
         InFlight::Bounded => OPEN,
     };
-    let _ = STATE.compare_exchange(from, opened(in_flight), Ordering::SeqCst, Ordering::SeqCst);
+    set(|state| if state == from { opened(in_flight) } else { state });
+}
+
+/// Shuts the gate for a moment, whoever opens it meanwhile, until [`reopen`] is called. Threads may still be inside: see
+/// [`nobody_else_inside`].
+pub(crate) fn shut() {
+    let mut behind = lock(&SLEEP_LOCK);
+    *behind = Some(STATE.swap(SHUT, Ordering::SeqCst));
+    drop(behind);
+    FENCE.before_look();
+}
+
+/// Gives the gate the state that it would have if it had not been [shut].
+pub(crate) fn reopen() {
+    let mut behind = lock(&SLEEP_LOCK);
+    let Some(state) = behind.take() else { return };
+    if !lifecycle::is_forked() {
+        STATE.store(state, Ordering::SeqCst);
+    }
+    drop(behind);
+    WAKE.notify_all();
+    // Threads that came meanwhile have not asked for the lock.
+    bell::ring();
+}
+
+/// Whether no thread is inside the gate but the calling one.
+pub(crate) fn nobody_else_inside() -> bool {
+    let mine = slots::current();
+    slots::all().all(|slot| ptr::eq(slot, mine) || slot.is_vacant())
 }
 
 /// The state of a gate that is open for all contexts.
@@ -382,7 +420,7 @@ fn opened(in_flight: InFlight) -> u32 {
 /// Closes the gate. Threads may still be inside: see [`nobody_inside`].
 pub(crate) fn close() {
     if !lifecycle::is_forked() {
-        STATE.store(CLOSED, Ordering::SeqCst);
+        set(|_| CLOSED);
         FENCE.before_look();
     }
 }

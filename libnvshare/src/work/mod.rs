@@ -13,6 +13,7 @@ pub(crate) mod gate;
 pub(crate) mod known;
 pub(crate) mod launch_window;
 pub(crate) mod life;
+pub(crate) mod standstill;
 pub(crate) mod stream_key;
 pub(crate) mod streams;
 pub(crate) mod submitted;

@@ -22,8 +22,6 @@ nvshare_harness::with_both_memories! {
     without_a_scheduler_memory_that_does_not_fit_is_refused
     a_million_allocations_from_sixteen_threads
     memory_that_moves_looks_like_device_memory
-    memory_can_be_shared_after_a_handle_was_refused
-    a_program_that_shares_memory_is_known_by_its_executable
     fills_return_before_they_are_done
     callbacks_that_call_cuda
     default_streams_of_threads
@@ -237,22 +235,27 @@ fn managed_memory_looks_like_itself_without_the_disguise() {
     passes("managed", "pointers", &["plainly"], &[("NVSHARE_DISGUISE", "0")]);
 }
 
-fn memory_can_be_shared_after_a_handle_was_refused(memory: &str) {
-    let log = passes(memory, "ipc", &[], &[]).log;
-    assert!(log.contains("NVSHARE_PLAIN=all"), "{log}");
-    passes(memory, "ipc", &["from the start"], &[("NVSHARE_PLAIN", "4MiB")]);
+#[test]
+fn memory_can_be_shared_after_a_handle_was_refused() {
+    let log = passes("managed", "ipc", &[], &[]).log;
+    assert!(log.contains("NVSHARE_PLAIN=all") && log.contains("NVSHARE_MEMORY=swap"), "{log}");
+    passes("managed", "ipc", &["from the start"], &[("NVSHARE_PLAIN", "4MiB")]);
 }
 
-fn a_program_that_shares_memory_is_known_by_its_executable(memory: &str) {
+#[test]
+fn a_program_that_shares_memory_is_known_by_its_executable() {
     for name in ["shares_imported", "shares_built_in"] {
-        let log = passes(memory, name, &[], &[]).log;
+        let log = passes("managed", name, &[], &[]).log;
         assert!(log.contains("IpcGetMemHandle, which refuses managed memory"), "{log}");
         // Unless a variable says otherwise.
-        let world = World::with_memory(memory, CARD);
+        let world = World::with_memory("managed", CARD);
         let overruled = Program::guest(&world, name, &[]).env("NVSHARE_PLAIN", "none").start().finish();
         assert!(!overruled.status.success(), "{}", overruled.log);
+        // The library itself shares what it maps.
+        let log = passes("swap", name, &[], &[]).log;
+        assert!(log.contains("other processes can reach them"), "{log}");
     }
-    passes(memory, "shares_never", &[], &[]);
+    passes("managed", "shares_never", &[], &[]);
 }
 
 fn fills_return_before_they_are_done(memory: &str) {

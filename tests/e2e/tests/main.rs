@@ -29,6 +29,7 @@ mod scenarios;
 mod seats;
 mod settings;
 mod shares;
+mod sharing;
 mod small;
 mod strangers;
 mod streams;

@@ -58,12 +58,3 @@ fn what_is_kept_of_small_allocations_leaves_first_when_others_need_room() {
     world.stop();
     guest.finish().passed();
 }
-
-#[test]
-fn memory_that_the_program_wants_to_share_is_plain_from_then_on() {
-    let world = World::with_memory("swap", CARD);
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    let guest = Program::guest(&world, "small", &["slabs", "shares"]).start().finish();
-    guest.passed();
-    assert!(guest.log.contains("memory that moves cannot be shared"), "{}", guest.log);
-}

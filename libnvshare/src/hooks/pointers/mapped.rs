@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::driver::types::{CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUresult};
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::physical::{self, View};
+use crate::memory::sharing;
 
 /// `CU_POINTER_ATTRIBUTE_…`
 mod attribute {
@@ -147,8 +148,12 @@ impl Attributes {
             attribute::BUFFER_ID | attribute::MEMORY_BLOCK_ID => Value::Long(allocation.id),
             attribute::IS_MANAGED => Value::Word(0),
             attribute::DEVICE_ORDINAL => Value::Word(allocation.device.cast_unsigned()),
-            // Memory that the library maps cannot be shared that way, and a program that asks can do without.
-            attribute::IS_LEGACY_CUDA_IPC_CAPABLE | attribute::IS_GPU_DIRECT_RDMA_CAPABLE => Value::Byte(0),
+            attribute::IS_LEGACY_CUDA_IPC_CAPABLE => match &self.memory {
+                Memory::Allocated(allocation, _) => Value::Byte(sharing::is_possible(allocation).into()),
+                Memory::Mapped(_) => Value::Byte(0),
+            },
+            // Devices that are no GPUs cannot reach the memory, and a program that asks can do without.
+            attribute::IS_GPU_DIRECT_RDMA_CAPABLE => Value::Byte(0),
             attribute::RANGE_START_ADDR => Value::Long(self.base()),
             attribute::MAPPING_BASE_ADDR => match &self.memory {
                 Memory::Allocated(allocation, _) => Value::Long(allocation.holder().base),

@@ -11,6 +11,7 @@
 
 pub(super) mod at_hand;
 pub(super) mod copies;
+mod exportable;
 pub(super) mod host_pool;
 pub(crate) mod peers;
 mod segment;

@@ -11,10 +11,10 @@ use memchr::memmem;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionKind};
 
-/// Functions that need plain memory. Names with `_v2`, `_ptsz` and so on count too.
-const CALLS: [&str; 7] = [
-    "cuIpcGetMemHandle",
-    "cudaIpcGetMemHandle",
+/// Functions that need plain memory, or memory that the library maps. Names with `_v2`, `_ptsz` and so on count too.
+const IPC: [&str; 2] = ["cuIpcGetMemHandle", "cudaIpcGetMemHandle"];
+/// Functions that need plain memory.
+const CALLS: [&str; 5] = [
     "cuMemGetHandleForAddressRange",
     "cuPointerSetAttribute",
     "cuStreamBatchMemOp",
@@ -22,23 +22,25 @@ const CALLS: [&str; 7] = [
     "cuStreamWriteValue",
 ];
 /// The one of these functions that the runtime has.
-const BUILT_IN: &str = "cudaIpcGetMemHandle";
+const BUILT_IN: &str = IPC[1];
 /// Larger code sections are not searched, in bytes: the first allocation would take noticeably longer.
 const MOST_CODE: u64 = 32 << 20;
 
-/// The function that the program calls and that refuses managed memory, if the executable shows one.
-pub(super) fn needs_plain() -> Option<String> {
+/// The function that the program calls and that refuses its memory, if the executable shows one. `shares`: the library itself
+/// shares the memory with other processes.
+pub(super) fn needs_plain(shares: bool) -> Option<String> {
     let file = File::open("/proc/self/exe").ok()?;
     let mapped = Mapped::new(&file)?;
     let elf = ElfFile64::<Endianness>::parse(mapped.bytes()).ok()?;
-    imported(&elf).or_else(|| built_in(&elf))
+    imported(&elf, shares).or_else(|| if shares { None } else { built_in(&elf) })
 }
 
-fn imported(elf: &ElfFile64<'_>) -> Option<String> {
+fn imported(elf: &ElfFile64<'_>, shares: bool) -> Option<String> {
+    let names: &[&str] = if shares { &[] } else { &IPC };
     elf.dynamic_symbols()
         .filter(ObjectSymbol::is_undefined)
         .filter_map(|symbol| symbol.name().ok())
-        .find(|name| CALLS.iter().any(|call| name.starts_with(call)))
+        .find(|name| CALLS.iter().chain(names).any(|call| name.starts_with(call)))
         .map(str::to_owned)
 }
 

@@ -1,0 +1,203 @@
+//! Memory of other processes that the program has opened by a handle of the library (CUDA IPC). It is charged to the process that it
+//! is of, and stays on the card.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nvshare_proto::Seldom;
+
+use super::exports::{Given, Handle};
+use crate::driver::types::{CUdevice, CUdeviceptr, CUipcMemHandle, CUmemAccessDesc, CUresult};
+use crate::driver::{self, Relaxed};
+use crate::process::lock::lock;
+use crate::process::{answering, lifecycle, log, threads};
+use crate::work::captures;
+use crate::work::contexts::Context;
+use crate::work::drain::Drain;
+
+/// The only flag of `cuIpcOpenMemHandle`, which the driver wants (`CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`).
+const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+/// Beside a capture, a look at all work may never come to an end.
+const PATIENCE_BESIDE_CAPTURE: Duration = Duration::from_millis(50);
+
+/// Memory that is mapped at addresses of the library.
+#[derive(Debug)]
+struct Mapping {
+    at: CUdeviceptr,
+    parts: Vec<u64>,
+}
+
+/// Memory that was opened.
+#[derive(Debug)]
+struct Import {
+    handle: Handle,
+    mapping: Mapping,
+    /// The address that the program knows, and bytes.
+    pointer: CUdeviceptr,
+    asked: u64,
+    context: Arc<Context>,
+    /// How often it has to be closed.
+    times: u32,
+}
+
+static IMPORTS: Mutex<Vec<Import>> = Mutex::new(Vec::new());
+/// Mappings that were closed while a capture hid whether work uses them, and the work before that.
+static LATER: Mutex<Vec<(Mapping, Drain)>> = Mutex::new(Vec::new());
+
+impl Mapping {
+    fn span(&self) -> u64 {
+        self.parts.iter().sum()
+    }
+
+    /// Maps what a process has given.
+    fn make(given: &Given, descriptors: &[std::os::fd::OwnedFd], device: CUdevice) -> Result<Self, CUresult> {
+        let _running = lifecycle::hold_off_exit().ok_or(CUresult::DEINITIALIZED)?;
+        let _relaxed = Relaxed::begin();
+        let span = given.parts.iter().sum();
+        let at = driver::reserve_addresses(span)?;
+        let mut mapping = Self { at, parts: Vec::new() };
+        let mapped = given.parts.iter().zip(descriptors).try_for_each(|(&bytes, descriptor)| {
+            let physical = driver::import_physical(descriptor)?;
+            let mapped = driver::map(at + mapping.span(), bytes, physical);
+            // The memory lives as long as it is mapped.
+            let _ = driver::release_physical(physical);
+            mapped.map(|()| mapping.parts.push(bytes))
+        });
+        let access = [CUmemAccessDesc::read_and_write(device)];
+        let made = mapped.and_then(|()| driver::set_access(at, span, &access));
+        if let Err(error) = made {
+            mapping.unmap();
+            // Some parts may be missing, and the addresses are the whole range's.
+            if mapping.span() != span {
+                let _ = driver::free_addresses(at, span);
+            }
+            return Err(error);
+        }
+        Ok(mapping)
+    }
+
+    /// Unmaps memory that no work uses.
+    fn unmap(&self) {
+        let Some(_running) = lifecycle::hold_off_exit() else { return };
+        let _relaxed = Relaxed::begin();
+        let mut at = self.at;
+        for &bytes in &self.parts {
+            if let Err(error) = driver::unmap(at, bytes) {
+                log::warn(format_args!("unmapping {bytes} bytes at {at:#x}: {error:?}"));
+            }
+            at += bytes;
+        }
+        // Not where a part is still mapped: the driver refuses it.
+        let _ = driver::free_addresses(self.at, self.span());
+    }
+
+    /// Unmaps it once the work that may use it is complete. Beside a capture that may be later.
+    fn unmap_behind(self, device: CUdevice) {
+        let (mut before, begin) = (Drain::of(device), Instant::now());
+        while before.poll() > 0 && !lifecycle::is_exiting() {
+            if captures::open() > 0 && begin.elapsed() >= PATIENCE_BESIDE_CAPTURE {
+                lock(&LATER).push((self, before));
+                return;
+            }
+            threads::pause();
+        }
+        self.unmap();
+    }
+}
+
+/// Unmaps what was closed earlier, as far as no work uses it any more.
+fn unmap_later() {
+    let mut over = Vec::new();
+    let mut later = lock(&LATER);
+    for (mapping, mut before) in std::mem::take(&mut *later) {
+        if before.poll() == 0 { over.push(mapping) } else { later.push((mapping, before)) }
+    }
+    drop(later);
+    over.iter().for_each(Mapping::unmap);
+}
+
+/// Opens memory of another process in a context, by a handle of the library; opened again, it is at the same address. `None`: the
+/// handle is not the library's.
+///
+/// # Errors
+/// As the driver's function (measured): INVALID_VALUE for other flags, INVALID_CONTEXT in the process that the memory is of,
+/// INVALID_HANDLE where the memory cannot be had.
+pub(crate) fn open(
+    handle: &CUipcMemHandle,
+    flags: u32,
+    context: impl FnOnce() -> Option<Arc<Context>>,
+) -> Option<Result<CUdeviceptr, CUresult>> {
+    let handle = Handle::read(handle)?;
+    Some(open_ours(handle, flags, context()))
+}
+
+fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Result<CUdeviceptr, CUresult> {
+    static ONE: Mutex<()> = Mutex::new(());
+    if flags != LAZY_ENABLE_PEER_ACCESS {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let context = context.ok_or(CUresult::INVALID_CONTEXT)?;
+    if answering::own_name() == Some(handle.exporter) {
+        return Err(CUresult::INVALID_CONTEXT);
+    }
+    let _one = lock(&ONE);
+    unmap_later();
+    let device = context.device();
+    let is_it = |known: &&mut Import| known.handle == handle && known.context.device() == device;
+    if let Some(known) = lock(&IMPORTS).iter_mut().find(is_it) {
+        known.times += 1;
+        return Ok(known.pointer);
+    }
+    let (given, descriptors) = fetch(handle).map_err(|why| {
+        static FAILS: Seldom = Seldom::new(log::warn);
+        FAILS.say(format_args!("memory of another process cannot be opened: {why}"));
+        CUresult::INVALID_HANDLE
+    })?;
+    let mapping = Mapping::make(&given, &descriptors, device)?;
+    let (pointer, asked) = (mapping.at + given.offset, given.asked);
+    lock(&IMPORTS).push(Import { handle, mapping, pointer, asked, context, times: 1 });
+    Ok(pointer)
+}
+
+/// Asks the process that the memory is of.
+fn fetch(handle: Handle) -> Result<(Given, Vec<std::os::fd::OwnedFd>), String> {
+    let (answer, descriptors) = answering::ask(&handle.exporter, &handle.bytes().0)?;
+    let given = Given::read(&answer).ok_or("its answer makes no sense")?;
+    if given.parts.len() != descriptors.len() {
+        return Err("not all of its descriptors have come: this process may have too many open".to_owned());
+    }
+    Ok((given, descriptors))
+}
+
+/// Closes opened memory once. `None`: the library has not opened it.
+pub(crate) fn close(pointer: CUdeviceptr) -> Option<()> {
+    unmap_later();
+    let mut imports = lock(&IMPORTS);
+    let at = imports.iter().position(|import| import.pointer == pointer)?;
+    let import = imports.get_mut(at)?;
+    import.times -= 1;
+    if import.times > 0 {
+        return Some(());
+    }
+    let Import { mapping, context, .. } = imports.swap_remove(at);
+    drop(imports);
+    mapping.unmap_behind(context.device());
+    Some(())
+}
+
+/// The opened memory that a pointer leads to: its begin and bytes.
+pub(crate) fn range_of(pointer: CUdeviceptr) -> Option<(CUdeviceptr, u64)> {
+    let imports = lock(&IMPORTS);
+    let is_in = |import: &&Import| pointer.checked_sub(import.pointer).is_some_and(|at| at < import.asked);
+    imports.iter().find(is_in).map(|import| (import.pointer, import.asked))
+}
+
+/// A context has ended, and with it all that was opened there.
+pub(super) fn forget_context(context: &Arc<Context>) {
+    let mut imports = lock(&IMPORTS);
+    let (gone, stays): (Vec<Import>, Vec<Import>) =
+        std::mem::take(&mut *imports).into_iter().partition(|import| Arc::ptr_eq(&import.context, context));
+    *imports = stays;
+    drop(imports);
+    gone.iter().for_each(|import| import.mapping.unmap());
+}

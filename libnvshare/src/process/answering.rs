@@ -1,0 +1,304 @@
+//! Questions of other processes of the same user, and a thread that answers them.
+//!
+//! A process listens at an abstract address of its network namespace, whose name is random: only those find it that were given
+//! the name. The kernel says whose process is at the other end, and each end wants its own user there. A question is a few
+//! bytes, and an answer may have descriptors with it. The thread starts with the first call of [`listen`]. It calls nothing
+//! but the function that was given to it. It waits for no asker: each has [`PATIENCE`], and a bounded number is heard at a time.
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::descriptor::{Descriptor, Held};
+use super::lock::lock;
+use super::passing;
+use super::{log, threads};
+
+/// The random part of an address.
+pub(crate) type Name = [u8; 16];
+/// Bytes of a question.
+pub(crate) const QUESTION: usize = 64;
+/// Most bytes of an answer.
+const ANSWER: usize = 1024;
+/// Askers that are heard at a time. Others wait in the kernel's queue.
+const MOST: usize = 32;
+/// An asker that has not asked after this time is not heard any more.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the asking end waits: the other process may be stopped, or have many askers.
+const ASKER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Answers a question by sending on this socket; nothing sent: the asker gets the end of the connection.
+pub(crate) type Answer = fn(question: &[u8; QUESTION], asker: c_int);
+
+static LISTENER: Descriptor = Descriptor::none();
+/// The address of this process, as two words; zero: there is none.
+static ADDRESS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+/// Random bytes of the system; `None`: it has none yet.
+pub(crate) fn random() -> Option<[u8; 16]> {
+    let mut bytes = [0u8; 16];
+    // SAFETY: writable bytes of the given length.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
+    (got == bytes.len() as isize).then_some(bytes)
+}
+
+/// The name at which this process listens, if it does.
+pub(crate) fn own_name() -> Option<Name> {
+    let words = [ADDRESS[0].load(Ordering::SeqCst), ADDRESS[1].load(Ordering::SeqCst)];
+    LISTENER.get().filter(|_| words != [0; 2])?;
+    Some((u128::from(words[0]) << 64 | u128::from(words[1])).to_ne_bytes())
+}
+
+/// The name at which this process listens. Begins to listen, if it does not, or if the program has closed the socket.
+///
+/// # Errors
+/// The system's: no descriptor, no thread, or no random numbers.
+pub(crate) fn listen(answer: Answer) -> io::Result<Name> {
+    static STARTING: Mutex<()> = Mutex::new(());
+    let _one = lock(&STARTING);
+    if let Some(name) = own_name() {
+        return Ok(name);
+    }
+    let name = random().ok_or(io::ErrorKind::WouldBlock)?;
+    let socket = socket(libc::SOCK_NONBLOCK)?;
+    let number = socket.get().ok_or(io::ErrorKind::NotConnected)?;
+    let (address, length) = address_of(&name);
+    // SAFETY: an address of the given length.
+    unsafe {
+        ok(libc::bind(number, (&raw const address).cast(), length))?;
+        ok(libc::listen(number, 128))?;
+    }
+    let name_word = u128::from_ne_bytes(name);
+    ADDRESS[0].store((name_word >> 64) as u64, Ordering::SeqCst);
+    ADDRESS[1].store(name_word as u64, Ordering::SeqCst);
+    // From here on it is closed through the static, which a forked child can reach.
+    LISTENER.set(socket.into_number().ok_or(io::ErrorKind::NotConnected)?);
+    if threads::spawn("nvshare-share", move || answer_all(number, answer)) {
+        return Ok(name);
+    }
+    close_after_fork();
+    Err(io::ErrorKind::OutOfMemory.into())
+}
+
+/// Stops to listen, in a forked child: the address is its parent's.
+pub(crate) fn close_after_fork() {
+    if let Some(number) = LISTENER.take() {
+        // SAFETY: a descriptor of ours, which nothing uses any more.
+        unsafe { libc::close(number) };
+    }
+}
+
+fn ok(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn socket(flags: c_int) -> io::Result<Held> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
+    // SAFETY: no pointers; the descriptor is new and ours.
+    unsafe { Ok(Held::new(OwnedFd::from_raw_fd(ok(libc::socket(libc::AF_UNIX, kind, 0))?))) }
+}
+
+/// An abstract address begins with a zero.
+fn address_of(name: &Name) -> (libc::sockaddr_un, libc::socklen_t) {
+    let text = format!("\0nvshare-{:032x}", u128::from_ne_bytes(*name));
+    // SAFETY: plain memory, for which zeros are valid.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (place, byte) in address.sun_path.iter_mut().zip(text.bytes()) {
+        *place = byte as libc::c_char;
+    }
+    (address, (offset_of!(libc::sockaddr_un, sun_path) + text.len()) as libc::socklen_t)
+}
+
+/// Whether the other end of a connection is of the user of this process.
+fn is_own_users(socket: c_int) -> bool {
+    // SAFETY: it only asks.
+    is_of(socket, unsafe { libc::geteuid() })
+}
+
+/// Whether the other end of a connection is of a user, as the kernel says.
+fn is_of(socket: c_int, user: libc::uid_t) -> bool {
+    let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
+    let mut length = size_of_val(&peer) as libc::socklen_t;
+    // SAFETY: a place of the given length.
+    let known = unsafe {
+        libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut length)
+    };
+    known == 0 && peer.uid == user
+}
+
+/// One who has connected and has not asked yet.
+struct Asker {
+    socket: Held,
+    until: Instant,
+}
+
+/// The life of the thread. It ends when the program has closed the socket.
+fn answer_all(listener: c_int, answer: Answer) {
+    let mut askers: Vec<Asker> = Vec::new();
+    while LISTENER.get() == Some(listener) {
+        let room = askers.len() < MOST;
+        let mut watched =
+            vec![libc::pollfd { fd: if room { listener } else { -1 }, events: libc::POLLIN, revents: 0 }];
+        askers.retain(|asker| asker.socket.get().is_some());
+        watched.extend(askers.iter().map(|asker| libc::pollfd {
+            fd: asker.socket.get().unwrap_or(-1),
+            events: libc::POLLIN,
+            revents: 0,
+        }));
+        let left = askers.iter().map(|asker| asker.until.saturating_duration_since(Instant::now())).min();
+        let millis = left.map_or(-1, |left| left.as_millis() as c_int + 1);
+        // SAFETY: that many valid entries; a negative descriptor is passed over.
+        unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, millis) };
+        let (now, mut ready) = (Instant::now(), watched.iter().skip(1).map(|at| at.revents != 0));
+        askers.retain(|asker| {
+            if ready.next() == Some(true) {
+                hear(&asker.socket, answer);
+                return false;
+            }
+            asker.until > now
+        });
+        if watched.first().is_some_and(|at| at.revents != 0) && LISTENER.get() == Some(listener) {
+            askers.extend(accept(listener));
+        }
+    }
+}
+
+fn accept(listener: c_int) -> Option<Asker> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no address is asked for; the descriptor is new and ours.
+    let socket = unsafe {
+        match libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) {
+            -1 => None,
+            number => Some(Held::new(OwnedFd::from_raw_fd(number))),
+        }
+    };
+    let Some(socket) = socket else {
+        // The process may have no descriptors left, and the asker still waits.
+        threads::sleep(Duration::from_millis(10));
+        return None;
+    };
+    if !is_own_users(socket.get()?) {
+        log::warn(format_args!("another user's process has asked for this program's memory, and is refused"));
+        return None;
+    }
+    Some(Asker { socket, until: Instant::now() + PATIENCE })
+}
+
+/// Answers one question. One of another length is none.
+fn hear(socket: &Held, answer: Answer) {
+    let Some(number) = socket.get() else { return };
+    let mut bytes = [0u8; QUESTION + 1];
+    // Descriptors that come with it are closed.
+    if let Ok((QUESTION, _)) = passing::receive(number, &mut bytes)
+        && let Some(question) = bytes.first_chunk()
+    {
+        answer(question, number);
+    }
+}
+
+/// Asks the process that listens at a name. Returns the answer, and the descriptors that came with it.
+///
+/// # Errors
+/// A text: nobody listens there, it is of another user, or there is no answer.
+pub(crate) fn ask(name: &Name, question: &[u8; QUESTION]) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
+    let describe = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+    let socket = socket(0).map_err(describe("no socket"))?;
+    let number = socket.get().ok_or("no socket")?;
+    let patience = libc::timeval { tv_sec: ASKER_PATIENCE.as_secs() as libc::time_t, tv_usec: 0 };
+    let (address, length) = address_of(name);
+    // SAFETY: a time and an address of the given lengths.
+    unsafe {
+        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+            let (value, size) = ((&raw const patience).cast(), size_of_val(&patience) as libc::socklen_t);
+            ok(libc::setsockopt(number, libc::SOL_SOCKET, option, value, size))
+                .map_err(describe("no time limit"))?;
+        }
+        ok(libc::connect(number, (&raw const address).cast(), length))
+            .map_err(describe("the process that shares it is not there, or in another network namespace"))?;
+    }
+    if !is_own_users(number) {
+        return Err("the process that shares it is another user's".to_owned());
+    }
+    passing::send(number, question, &[]).map_err(describe("the question"))?;
+    let mut bytes = vec![0; ANSWER];
+    let (read, came) = loop {
+        match passing::receive(number, &mut bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            received => break received.map_err(describe("no answer"))?,
+        }
+    };
+    if read == 0 {
+        return Err(
+            "the process that should share it does not: the memory is freed, or the handle is forged"
+                .to_owned(),
+        );
+    }
+    bytes.truncate(read);
+    Ok((bytes, came.unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_whose_the_other_end_is() {
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let socket = std::os::fd::AsRawFd::as_raw_fd(&ours);
+        // SAFETY: it only asks.
+        let me = unsafe { libc::geteuid() };
+        assert!(is_own_users(socket) && is_of(socket, me));
+        assert!(!is_of(socket, me + 1) && !is_of(-1, me));
+    }
+
+    fn echo(question: &[u8; QUESTION], asker: c_int) {
+        if question[0] != 0 {
+            let _ = passing::send(asker, &question[..4], &[asker]);
+        }
+    }
+
+    #[test]
+    fn questions_are_answered_and_others_keep_nobody() {
+        let name = listen(echo).unwrap();
+        assert_eq!(listen(echo).unwrap(), name);
+        let (address, length) = address_of(&name);
+        let connect = || {
+            let socket = socket(0).unwrap();
+            // SAFETY: an address of the given length.
+            let connected =
+                unsafe { libc::connect(socket.get().unwrap(), (&raw const address).cast(), length) };
+            assert_eq!(connected, 0);
+            socket
+        };
+        // They say nothing, and others are heard beside them.
+        let silent: Vec<Held> = (0..MOST - 1).map(|_| connect()).collect();
+        let begin = Instant::now();
+        for _ in 0..10 {
+            let (answer, came) = ask(&name, &[7; QUESTION]).unwrap();
+            assert_eq!((&answer[..], came.len()), (&[7; 4][..], 1));
+        }
+        assert!(ask(&name, &[0; QUESTION]).unwrap_err().contains("forged"));
+        // Where there is no more room, they are heard no more after a while.
+        let more: Vec<Held> = (0..4).map(|_| connect()).collect();
+        assert!(ask(&name, &[7; QUESTION]).is_ok());
+        for wrong in [1, QUESTION + 1, 4 * QUESTION] {
+            let socket = connect();
+            passing::send(socket.get().unwrap(), &vec![7; wrong], &[]).unwrap();
+            let mut bytes = [0; 8];
+            assert_eq!(passing::receive(socket.get().unwrap(), &mut bytes).unwrap().0, 0, "{wrong}");
+        }
+        assert!(begin.elapsed() < ASKER_PATIENCE);
+        drop((silent, more));
+        assert!(ask(&[9; 16], &[7; QUESTION]).unwrap_err().contains("not there"));
+        // The program closes the socket: the next call listens again, elsewhere.
+        // SAFETY: the test's own.
+        unsafe { libc::close(LISTENER.get().unwrap()) };
+        let other = listen(echo).unwrap();
+        assert!(other != name && ask(&other, &[7; QUESTION]).is_ok());
+    }
+}

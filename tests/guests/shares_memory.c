@@ -1,0 +1,279 @@
+/* Memory that processes share by handles (CUDA IPC). The argument names what is tried; the answers are those that a card's driver gives
+ * (tests/gpu/probes/ipc_probe.py), natively and where the library maps the memory. */
+#include "guest.h"
+#include <sys/socket.h>
+#define BYTES (36 * MIB)
+#define SMALL 4096ul
+struct handle { char bytes[64]; };
+static int give(struct handle *handle, uint64_t at) { return FN(cuIpcGetMemHandle)(handle, at); }
+static int take(uint64_t *at, struct handle handle, unsigned flags) {
+    int (*call)(uint64_t *, struct handle, unsigned) = look_up("cuIpcOpenMemHandle_v2");
+    return call(at, handle, flags);
+}
+static int same(struct handle a, struct handle b) { return !memcmp(&a, &b, sizeof a); }
+static int works_by_us(void) { return getenv("LD_PRELOAD") != NULL; }
+
+/* Other processes, each of which does what it is told. They begin before the driver does here. */
+enum what { START, OPEN, CLOSE, ADD, LOOK, GIVE, FREE, ALLOC, RANGE, CLOSE_ALL };
+struct order { enum what what; struct handle handle; uint64_t at; size_t bytes; uint32_t flags; };
+struct result { int result; uint64_t at; size_t bytes; uint32_t word; struct handle handle; };
+static struct other { pid_t pid; int socket; } others[4];
+
+static struct result obey(struct order *o) {
+    struct result r = {0};
+    r.at = o->at;
+    switch (o->what) {
+    case START: start(); load_kernel(); break;
+    case OPEN: r.at = 0; r.result = take(&r.at, o->handle, o->flags); break;
+    case CLOSE: r.result = FN(cuIpcCloseMemHandle)(o->at); break;
+    case ADD: r.result = launch(o->at, o->bytes / 4, 100, NULL); if (!r.result) r.result = FN(cuCtxSynchronize)(); break;
+    case LOOK:
+        r.result = FN(cuMemcpyDtoH_v2)(&r.word, o->at, 4ul);
+        if (!r.result) holds_in_each_word(o->at, o->bytes, r.word);
+        break;
+    case GIVE: r.result = give(&r.handle, o->at); break;
+    case FREE: r.result = FN(cuMemFree_v2)(o->at); break;
+    case ALLOC: r.at = alloc(o->bytes); r.result = FN(cuMemsetD32_v2)(r.at, o->flags, o->bytes / 4); FN(cuCtxSynchronize)(); break;
+    case RANGE: r.result = FN(cuMemGetAddressRange_v2)(&r.at, &r.bytes, o->at); break;
+    case CLOSE_ALL: for (int i = 3; i < 4096; i++) if (i != (int)o->at) close(i); break;
+    }
+    return r;
+}
+static void begin_others(int count) {
+    for (int i = 0; i < count; i++) {
+        int ends[2];
+        CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
+        if (!(others[i].pid = fork())) {
+            struct order order;
+            for (int j = 0; j < i; j++) close(others[j].socket);
+            close(ends[0]);
+            while (recv(ends[1], &order, sizeof order, 0) == sizeof order) {
+                if (order.what == CLOSE_ALL) order.at = ends[1];
+                struct result result = obey(&order);
+                send(ends[1], &result, sizeof result, MSG_NOSIGNAL);
+            }
+            exit(0);
+        }
+        close(ends[1]);
+        others[i].socket = ends[0];
+    }
+}
+static struct result ask(int i, struct order order) {
+    struct result result;
+    EXPECT(send(others[i].socket, &order, sizeof order, MSG_NOSIGNAL) == sizeof order);
+    EXPECT(recv(others[i].socket, &result, sizeof result, 0) == sizeof result);
+    return result;
+}
+#define ASK(i, ...) ask(i, (struct order){__VA_ARGS__})
+static uint64_t opened(int i, struct handle handle) {
+    struct result r = ASK(i, OPEN, handle, .flags = 1);
+    CHECK(r.result);
+    return r.at;
+}
+static uint32_t seen(int i, uint64_t at, size_t bytes) {
+    struct result r = ASK(i, LOOK, .at = at, .bytes = bytes);
+    CHECK(r.result);
+    return r.word;
+}
+static void end_others(int count) {
+    for (int i = 0; i < count; i++) {
+        int status;
+        close(others[i].socket);
+        EXPECT(waitpid(others[i].pid, &status, 0) == others[i].pid && (status == 0 || status == SIGKILL));
+    }
+}
+static uint64_t filled(size_t bytes, uint32_t word) {
+    uint64_t at = alloc(bytes);
+    CHECK(FN(cuMemsetD32_v2)(at, word, bytes / 4));
+    CHECK(FN(cuCtxSynchronize)());
+    return at;
+}
+
+static void answers(void) {
+    struct handle handle, inner, again, zeros = {0};
+    begin_others(3);
+    start();
+    load_kernel();
+    uint64_t a = filled(BYTES, 7), at;
+    CHECK(give(&handle, a));
+    CHECK(give(&inner, a + 3 * MIB + 512));
+    CHECK(give(&again, a));
+    EXPECT(same(handle, inner) && same(handle, again));
+    holds_in_each_word(a, BYTES, 7);
+    EXPECT(give(&again, a + (1ul << 45)) == 1 && give(&again, 0) == 1);
+    EXPECT(take(&at, handle, 1) == 201);
+    ASK(0, START);
+    uint64_t b = opened(0, handle);
+    EXPECT(seen(0, b, BYTES) == 7 && opened(0, inner) == b);
+    EXPECT(ASK(0, OPEN, handle, .flags = 0).result == 1 && ASK(0, OPEN, handle, .flags = 2).result == 1);
+    EXPECT(ASK(0, OPEN, zeros, .flags = 1).result == 1);
+    /* Both see what the other has done. */
+    CHECK(ASK(0, ADD, .at = b, .bytes = BYTES).result);
+    holds_in_each_word(a, BYTES, 8);
+    CHECK(launch(a, BYTES / 4, 100, NULL));
+    CHECK(FN(cuCtxSynchronize)());
+    EXPECT(seen(0, b, BYTES) == 9);
+    EXPECT(ASK(0, FREE, .at = b).result && ASK(0, GIVE, .at = b).result == 1);
+    struct result range = ASK(0, RANGE, .at = b + BYTES - 1);
+    EXPECT(!range.result && range.at == b && range.bytes == BYTES);
+    EXPECT(ASK(0, CLOSE, .at = b + MIB).result == 1);
+    CHECK(ASK(0, CLOSE, .at = b).result);
+    EXPECT(seen(0, b, BYTES) == 9);
+    CHECK(ASK(0, CLOSE, .at = b).result);
+    EXPECT(ASK(0, CLOSE, .at = b).result == 1 && ASK(0, LOOK, .at = b, .bytes = 4).result);
+    /* The memory outlives its free while somebody has it. */
+    b = opened(0, handle);
+    CHECK(FN(cuMemFree_v2)(a));
+    EXPECT(seen(0, b, BYTES) == 9);
+    ASK(1, START);
+    EXPECT(ASK(1, OPEN, handle, .flags = 1).result == 400);
+    uint64_t next = filled(BYTES, 1);
+    EXPECT(seen(0, b, BYTES) == 9);
+    CHECK(give(&again, next));
+    EXPECT(!same(again, handle));
+    CHECK(ASK(0, CLOSE, .at = b).result);
+    /* So it does the death of its process. */
+    ASK(2, START);
+    struct result theirs = ASK(2, ALLOC, .bytes = BYTES, .flags = 5), given = ASK(2, GIVE, .at = theirs.at);
+    CHECK(given.result);
+    CHECK(take(&at, given.handle, 1));
+    holds_in_each_word(at, BYTES, 5);
+    CHECK(kill(others[2].pid, SIGKILL));
+    waitid(P_PID, others[2].pid, &(siginfo_t){0}, WEXITED | WNOWAIT);
+    holds_in_each_word(at, BYTES, 5);
+    EXPECT(ASK(1, OPEN, given.handle, .flags = 1).result == 400);
+    CHECK(FN(cuIpcCloseMemHandle)(at));
+    CHECK(FN(cuMemFree_v2)(next));
+    end_others(3);
+}
+
+/* Small allocations may share a slab: each has its handle, and none gets the bytes of another while it is shared. */
+static void small(void) {
+    struct handle first, second;
+    begin_others(1);
+    start();
+    load_kernel();
+    uint64_t one = filled(SMALL, 1), two = filled(SMALL, 2), three = filled(SMALL, 3);
+    CHECK(give(&second, two));
+    CHECK(give(&first, one));
+    EXPECT(!works_by_us() || !same(first, second));
+    ASK(0, START);
+    uint64_t b = opened(0, second);
+    EXPECT(seen(0, b, SMALL) == 2);
+    if (works_by_us()) EXPECT(seen(0, opened(0, first), SMALL) == 1);
+    CHECK(ASK(0, ADD, .at = b, .bytes = SMALL).result);
+    holds_in_each_word(one, SMALL, 1);
+    holds_in_each_word(two, SMALL, 3);
+    holds_in_each_word(three, SMALL, 3);
+    CHECK(FN(cuMemFree_v2)(two));
+    for (int i = 0; i < 300; i++) filled(SMALL, 9);
+    EXPECT(seen(0, b, SMALL) == 3);
+    CHECK(FN(cuMemFree_v2)(one));
+    CHECK(FN(cuMemFree_v2)(three));
+    end_others(1);
+}
+
+/* Work runs on the memory when its handle is asked for, and other threads submit more all the time. */
+static uint64_t busy;
+static volatile int stops;
+static uint32_t launches;
+static void *keeps_busy(void *nothing) {
+    CHECK(FN(cuCtxSetCurrent)(context));
+    for (; !stops; launches++) {
+        CHECK(launch(busy, BYTES / 4, 3000, NULL));
+        if (launches % 8 == 7) CHECK(FN(cuCtxSynchronize)());
+    }
+    return NULL;
+}
+static void in_use(void) {
+    struct handle handle;
+    pthread_t thread;
+    begin_others(1);
+    start();
+    load_kernel();
+    busy = filled(BYTES, 0);
+    CHECK(pthread_create(&thread, NULL, keeps_busy, NULL));
+    while (launches < 10) usleep(500);
+    CHECK(give(&handle, busy));
+    uint32_t then = launches;
+    while (launches < then + 10) usleep(500);
+    stops = 1;
+    CHECK(pthread_join(thread, NULL));
+    CHECK(FN(cuCtxSynchronize)());
+    holds_in_each_word(busy, BYTES, launches);
+    ASK(0, START);
+    EXPECT(seen(0, opened(0, handle), BYTES) == launches);
+    end_others(1);
+}
+
+/* Two processes work on shared memory in turns, and both have memory that moves. */
+static void turns(void) {
+    struct handle handle;
+    begin_others(1);
+    start();
+    load_kernel();
+    uint64_t moves = filled(400 * MIB, 0), shared = filled(BYTES, 0);
+    CHECK(give(&handle, shared));
+    ASK(0, START);
+    uint64_t theirs = ASK(0, ALLOC, .bytes = 64 * MIB, .flags = 0).at, b = opened(0, handle);
+    uint32_t rounds = 0;
+    do {
+        CHECK(launch(moves, 400 * MIB / 4, 1000, NULL));
+        CHECK(launch(shared, BYTES / 4, 1000, NULL));
+        CHECK(FN(cuCtxSynchronize)());
+        CHECK(ASK(0, ADD, .at = b, .bytes = BYTES).result);
+        CHECK(ASK(0, ADD, .at = theirs, .bytes = 64 * MIB).result);
+        rounds++;
+        EXPECT(holds(shared, BYTES, 2 * MIB, 2 * rounds));
+    } while (goes_on());
+    EXPECT(seen(0, b, BYTES) == 2 * rounds && seen(0, theirs, 64 * MIB) == rounds);
+    EXPECT(holds(moves, 400 * MIB, 2 * MIB, rounds));
+    end_others(1);
+}
+
+/* Handles that nobody made, and processes that do what they should not. Under the library alone. */
+static void hostile(void) {
+    struct handle handle, forged;
+    begin_others(2);
+    start();
+    load_kernel();
+    uint64_t a = filled(BYTES, 7);
+    CHECK(give(&handle, a));
+    ASK(0, START);
+    /* Another secret, another allocation, another address, a later form. */
+    int wrong[] = {32, 47, 24, 8, 23, 63};
+    for (int i = 0; i < 6; i++) {
+        forged = handle;
+        forged.bytes[wrong[i]] ^= 0x11;
+        EXPECT(ASK(0, OPEN, forged, .flags = 1).result == (wrong[i] == 63 ? 1 : 400));
+    }
+    EXPECT(seen(0, opened(0, handle), BYTES) == 7);
+    /* A child of this process, which the driver does not serve, keeps nothing alive and answers nothing. */
+    pid_t child = fork();
+    if (!child) pause();
+    ASK(1, START);
+    EXPECT(seen(1, opened(1, handle), BYTES) == 7);
+    CHECK(kill(child, SIGKILL));
+    CHECK(waitpid(child, NULL, 0) != child);
+    /* The other process closes all descriptors that it has not opened itself. */
+    struct result theirs = ASK(1, ALLOC, .bytes = BYTES, .flags = 4), given = ASK(1, GIVE, .at = theirs.at);
+    CHECK(given.result);
+    ASK(1, CLOSE_ALL);
+    EXPECT(ASK(0, OPEN, given.handle, .flags = 1).result == 400);
+    uint64_t late = ASK(1, ALLOC, .bytes = BYTES, .flags = 6).at;
+    given = ASK(1, GIVE, .at = late);
+    CHECK(given.result);
+    EXPECT(seen(0, opened(0, given.handle), BYTES) == 6);
+    /* A process that stopped is not waited for for ever. */
+    CHECK(kill(others[1].pid, SIGSTOP));
+    EXPECT(ASK(0, OPEN, ((forged = given.handle).bytes[47] ^= 1, forged), .flags = 1).result == 400);
+    CHECK(kill(others[1].pid, SIGCONT));
+    end_others(2);
+}
+
+int main(int argc, char **argv) {
+    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}};
+    for (int i = 0; i < 5; i++)
+        if (argc > 1 && !strcmp(all[i].name, argv[1])) { all[i].does(); return 0; }
+    return 2;
+}
