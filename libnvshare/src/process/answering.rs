@@ -13,6 +13,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use nvshare_proto::Seldom;
+
 use super::descriptor::{Descriptor, Held};
 use super::lock::lock;
 use super::passing;
@@ -77,7 +79,7 @@ pub(crate) fn listen(answer: Answer) -> io::Result<Name> {
     ADDRESS[1].store(name_word as u64, Ordering::SeqCst);
     // From here on it is closed through the static, which a forked child can reach.
     LISTENER.set(socket.into_number().ok_or(io::ErrorKind::NotConnected)?);
-    if threads::spawn("nvshare-share", move || answer_all(number, answer)) {
+    if threads::spawn("nvshare-share", move || answer_all(number, name, answer)) {
         return Ok(name);
     }
     close_after_fork();
@@ -137,10 +139,10 @@ struct Asker {
     until: Instant,
 }
 
-/// The life of the thread. It ends when the program has closed the socket.
-fn answer_all(listener: c_int, answer: Answer) {
+/// The life of the thread. It ends when the program has closed the socket: the number may be that of a later one then.
+fn answer_all(listener: c_int, name: Name, answer: Answer) {
     let mut askers: Vec<Asker> = Vec::new();
-    while LISTENER.get() == Some(listener) {
+    while own_name() == Some(name) {
         let room = askers.len() < MOST;
         let mut watched =
             vec![libc::pollfd { fd: if room { listener } else { -1 }, events: libc::POLLIN, revents: 0 }];
@@ -151,7 +153,8 @@ fn answer_all(listener: c_int, answer: Answer) {
             revents: 0,
         }));
         let left = askers.iter().map(|asker| asker.until.saturating_duration_since(Instant::now())).min();
-        let millis = left.map_or(-1, |left| left.as_millis() as c_int + 1);
+        // Nothing wakes it when the socket is closed.
+        let millis = left.map_or(PATIENCE, |left| left.min(PATIENCE)).as_millis() as c_int + 1;
         // SAFETY: that many valid entries; a negative descriptor is passed over.
         unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, millis) };
         let (now, mut ready) = (Instant::now(), watched.iter().skip(1).map(|at| at.revents != 0));
@@ -162,31 +165,51 @@ fn answer_all(listener: c_int, answer: Answer) {
             }
             asker.until > now
         });
-        if watched.first().is_some_and(|at| at.revents != 0) && LISTENER.get() == Some(listener) {
-            askers.extend(accept(listener));
+        if watched.first().is_some_and(|at| at.revents != 0) && own_name() == Some(name) {
+            // No more than there are places, so that those who have asked are heard.
+            for _ in askers.len()..MOST {
+                match accept(listener) {
+                    Came::Asker(asker) => askers.push(asker),
+                    Came::OtherUser => {}
+                    Came::Nobody => break,
+                }
+            }
         }
     }
 }
 
-fn accept(listener: c_int) -> Option<Asker> {
+/// The result of a look at those who want to connect.
+enum Came {
+    Asker(Asker),
+    /// One who gets nothing.
+    OtherUser,
+    Nobody,
+}
+
+fn accept(listener: c_int) -> Came {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no address is asked for; the descriptor is new and ours.
     let socket = unsafe {
-        match libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) {
-            -1 => None,
-            number => Some(Held::new(OwnedFd::from_raw_fd(number))),
+        ok(libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags))
+            .map(|number| Held::new(OwnedFd::from_raw_fd(number)))
+    };
+    let socket = match socket {
+        Ok(socket) => socket,
+        Err(error) => {
+            // The process may have no descriptors left, and the asker still waits.
+            if error.kind() != io::ErrorKind::WouldBlock {
+                threads::sleep(Duration::from_millis(10));
+            }
+            return Came::Nobody;
         }
     };
-    let Some(socket) = socket else {
-        // The process may have no descriptors left, and the asker still waits.
-        threads::sleep(Duration::from_millis(10));
-        return None;
-    };
-    if !is_own_users(socket.get()?) {
-        log::warn(format_args!("another user's process has asked for this program's memory, and is refused"));
-        return None;
+    if !socket.get().is_some_and(is_own_users) {
+        static OTHERS: Seldom = Seldom::new(log::warn);
+        OTHERS
+            .say(format_args!("another user's process has asked for this program's memory, and is refused"));
+        return Came::OtherUser;
     }
-    Some(Asker { socket, until: Instant::now() + PATIENCE })
+    Came::Asker(Asker { socket, until: Instant::now() + PATIENCE })
 }
 
 /// Answers one question. One of another length is none.
@@ -206,32 +229,38 @@ fn hear(socket: &Held, answer: Answer) {
 /// # Errors
 /// A text: nobody listens there, it is of another user, or there is no answer.
 pub(crate) fn ask(name: &Name, question: &[u8; QUESTION]) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
+    ask_within(ASKER_PATIENCE, name, question)
+}
+
+/// A signal that the program handles ends a call of the system early. So the time of all calls together is bounded, not of each.
+fn ask_within(
+    patience: Duration,
+    name: &Name,
+    question: &[u8; QUESTION],
+) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
+    let deadline = Instant::now() + patience;
     let describe = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
-    let socket = socket(0).map_err(describe("no socket"))?;
+    let socket = socket(libc::SOCK_NONBLOCK).map_err(describe("no socket"))?;
     let number = socket.get().ok_or("no socket")?;
-    let patience = libc::timeval { tv_sec: ASKER_PATIENCE.as_secs() as libc::time_t, tv_usec: 0 };
     let (address, length) = address_of(name);
-    // SAFETY: a time and an address of the given lengths.
-    unsafe {
-        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-            let (value, size) = ((&raw const patience).cast(), size_of_val(&patience) as libc::socklen_t);
-            ok(libc::setsockopt(number, libc::SOL_SOCKET, option, value, size))
-                .map_err(describe("no time limit"))?;
-        }
-        ok(libc::connect(number, (&raw const address).cast(), length))
-            .map_err(describe("the process that shares it is not there, or in another network namespace"))?;
-    }
+    // SAFETY: an address of the given length.
+    let connect = || unsafe { ok(libc::connect(number, (&raw const address).cast(), length)) };
+    // Others are in the queue before this one.
+    let connected = until(deadline, connect, |_| threads::sleep(Duration::from_millis(1)));
+    connected
+        .map_err(describe("the process that shares it is not there, or in another network namespace"))?;
     if !is_own_users(number) {
         return Err("the process that shares it is another user's".to_owned());
     }
     passing::send(number, question, &[]).map_err(describe("the question"))?;
     let mut bytes = vec![0; ANSWER];
-    let (read, came) = loop {
-        match passing::receive(number, &mut bytes) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            received => break received.map_err(describe("no answer"))?,
-        }
+    let wait = |left: Duration| {
+        let mut answered = libc::pollfd { fd: number, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry.
+        unsafe { libc::poll(&raw mut answered, 1, left.as_millis() as c_int + 1) };
     };
+    let received = until(deadline, || passing::receive(number, &mut bytes), wait);
+    let (read, came) = received.map_err(describe("no answer"))?;
     if read == 0 {
         return Err(
             "the process that should share it does not: the memory is freed, or the handle is forged"
@@ -242,9 +271,58 @@ pub(crate) fn ask(name: &Name, question: &[u8; QUESTION]) -> Result<(Vec<u8>, Ve
     Ok((bytes, came.unwrap_or_default()))
 }
 
+/// Makes a call of the system until it does not have to wait, or until the deadline. `wait` is told the time that is left.
+fn until<T>(
+    deadline: Instant,
+    mut call: impl FnMut() -> io::Result<T>,
+    wait: impl Fn(Duration),
+) -> io::Result<T> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !left.is_zero() => wait(left),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted && !left.is_zero() => {}
+            done => return done,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signals_do_not_prolong_a_wait() {
+        extern "C" fn handle(_signal: c_int) {}
+        let silent = socket(0).unwrap();
+        let (address, length) = address_of(&[3; 16]);
+        // SAFETY: an address of the given length; a handler that does nothing; the calling thread.
+        let asker = unsafe {
+            let number = silent.get().unwrap();
+            assert_eq!(libc::bind(number, (&raw const address).cast(), length), 0);
+            assert_eq!(libc::listen(number, 0), 0);
+            libc::signal(libc::SIGUSR2, handle as extern "C" fn(c_int) as usize);
+            libc::pthread_self()
+        };
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    // SAFETY: the thread waits for this one to end.
+                    unsafe { libc::pthread_kill(asker, libc::SIGUSR2) };
+                    threads::sleep(Duration::from_millis(2));
+                }
+            });
+            // The first waits for an answer, and the others for a place in the queue, too.
+            for _ in 0..3 {
+                let begin = Instant::now();
+                let asked = ask_within(Duration::from_millis(200), &[3; 16], &[7; QUESTION]);
+                assert!(asked.is_err() && begin.elapsed() >= Duration::from_millis(190), "{asked:?}");
+                assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+            }
+            over.store(true, Ordering::SeqCst);
+        });
+    }
 
     #[test]
     fn the_kernel_says_whose_the_other_end_is() {
