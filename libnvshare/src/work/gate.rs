@@ -56,6 +56,9 @@ static WAKE: Condvar = Condvar::new();
 /// Whether a thread has come to the closed gate since the session last looked.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
+/// Whether a call that must not sleep has found the gate [shut].
+static TURNED_AWAY: AtomicBool = AtomicBool::new(false);
+
 /// How often the gate has been opened.
 static OPENINGS: AtomicU64 = AtomicU64::new(0);
 
@@ -323,10 +326,14 @@ pub(crate) fn try_enter(mark: &FrameMark) -> Option<Pass> {
         }
     }
     mine.step_in(mark);
-    if STATE.load(Ordering::SeqCst) < CLOSED {
+    let state = STATE.load(Ordering::SeqCst);
+    if state < CLOSED {
         return Some(Pass { slot, then: Then::Nothing });
     }
     mine.step_out();
+    if state == SHUT {
+        TURNED_AWAY.store(true, Ordering::SeqCst);
+    }
     None
 }
 
@@ -385,9 +392,16 @@ pub(crate) fn bound(in_flight: InFlight) {
 /// [`nobody_else_inside`].
 pub(crate) fn shut() {
     let mut behind = lock(&SLEEP_LOCK);
+    TURNED_AWAY.store(false, Ordering::SeqCst);
     *behind = Some(STATE.swap(SHUT, Ordering::SeqCst));
     drop(behind);
     FENCE.before_look();
+}
+
+/// Whether a thread would be inside the gate if it were not [shut].
+pub(crate) fn keeps_anybody_out() -> bool {
+    let would_be_open = lock(&SLEEP_LOCK).is_some_and(|state| state != CLOSED);
+    would_be_open && (anybody_asleep() || TURNED_AWAY.load(Ordering::SeqCst))
 }
 
 /// Gives the gate the state that it would have if it had not been [shut].

@@ -6,11 +6,33 @@ use super::drain::Drain;
 use super::gate;
 use crate::process::{lifecycle, threads};
 
-/// How long work is waited for, at each try: it may depend on a thread that sleeps at the gate meanwhile.
+/// How long work is waited for while a thread is kept out, at each try: the work may depend on that thread.
 const PATIENCE: [Duration; 4] =
     [Duration::from_millis(100), Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(5)];
 /// Between two tries, threads get on.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long work is waited for in all: it may depend on the thread that waits.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// How long a try may still wait.
+#[derive(Debug)]
+struct Patience {
+    /// The time for which threads may still be kept out.
+    left: Duration,
+    looked: Instant,
+    until: Instant,
+}
+
+impl Patience {
+    /// Whether it lasts, after a wait since the last look in which a thread was kept out or not.
+    fn lasts(&mut self, now: Instant, is_anybody_kept_out: bool) -> bool {
+        if is_anybody_kept_out {
+            self.left = self.left.saturating_sub(now.saturating_duration_since(self.looked));
+        }
+        self.looked = now;
+        !self.left.is_zero() && now < self.until
+    }
+}
 
 /// Shuts the gate while this lives.
 struct Shut;
@@ -24,22 +46,22 @@ impl Drop for Shut {
 /// Makes a call while nothing of the program's runs on a device, and no thread submits anything. The calling thread has to be
 /// inside the gate, so that the lock is not given back meanwhile. One thread at a time. `None`: work does not come to an end.
 pub(crate) fn make<T>(call: impl FnOnce() -> T) -> Option<T> {
-    for (tried, patience) in PATIENCE.into_iter().enumerate() {
+    let until = Instant::now() + LONGEST;
+    for (tried, left) in PATIENCE.into_iter().enumerate() {
         if tried > 0 {
             threads::sleep(PAUSE);
         }
         gate::shut();
         let _shut = Shut;
-        if is_quiet_within(patience) {
+        if is_quiet_within(Patience { left, looked: Instant::now(), until }) {
             return Some(call());
         }
     }
     None
 }
 
-fn is_quiet_within(patience: Duration) -> bool {
-    let begin = Instant::now();
-    let waits = || begin.elapsed() < patience && !lifecycle::is_exiting();
+fn is_quiet_within(mut patience: Patience) -> bool {
+    let mut waits = || patience.lasts(Instant::now(), gate::keeps_anybody_out()) && !lifecycle::is_exiting();
     while !gate::nobody_else_inside() {
         if !waits() {
             return false;
@@ -54,4 +76,22 @@ fn is_quiet_within(patience: Duration) -> bool {
         threads::pause();
     }
     !lifecycle::is_exiting()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_time_counts_in_which_threads_are_kept_out() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut patience = Patience { left: PATIENCE[0], looked: begin, until: begin + LONGEST };
+        assert!(patience.lasts(at(20_000), false));
+        assert!(patience.lasts(at(20_060), true));
+        assert!(patience.lasts(at(50_000), false));
+        assert!(!patience.lasts(at(50_040), true));
+        let mut patience = Patience { left: PATIENCE[0], looked: begin, until: begin + LONGEST };
+        assert!(patience.lasts(at(59_999), false) && !patience.lasts(at(60_000), false));
+    }
 }
