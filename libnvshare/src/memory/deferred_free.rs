@@ -187,7 +187,7 @@ fn wait_for_own_thread(context: &Arc<Context>) {
 /// Frees the memory whose work is complete, and that of other [frees that were put off](free::finish_late_frees). It does not wait for the
 /// driver, so some memory is free at once and some soon. The thread asks about work in other contexts than the current one.
 pub(crate) fn free_without_waiting() {
-    if DEFERRED.is_empty() && !free::has_late_frees() {
+    if DEFERRED.is_empty() && !free::has_late_ends() {
         return;
     }
     let is_elsewhere = is_elsewhere();
@@ -199,7 +199,7 @@ pub(crate) fn free_without_waiting() {
     };
     if !lifecycle::is_forked()
         && !lifecycle::is_exiting()
-        && (free::has_late_frees() || DEFERRED.has(is_for_thread))
+        && (free::has_late_ends() || DEFERRED.has(is_for_thread))
         && DEFERRED.begin_thread()
         && !threads::spawn("nvshare-free", run_thread)
     {
@@ -210,7 +210,7 @@ pub(crate) fn free_without_waiting() {
 /// The thread that frees memory. It ends when there is none left.
 fn run_thread() {
     let mut pause = SHORTEST_PAUSE;
-    while !lifecycle::is_exiting() && (!DEFERRED.is_empty() || free::has_late_frees()) {
+    while !lifecycle::is_exiting() && (!DEFERRED.is_empty() || free::has_late_ends()) {
         free::finish_late_frees();
         look(|_| true);
         DEFERRED.note_look();

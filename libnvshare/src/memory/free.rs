@@ -89,12 +89,18 @@ pub(super) fn finish_late_frees_in(asked: &dyn Fn(&Context) -> bool) -> bool {
         any = true;
     };
     swap::finish_frees(asked, &mut ended);
+    imports::unmap_closed(asked);
     any
 }
 
 /// Whether there is such memory.
 pub(super) fn has_late_frees() -> bool {
     swap::has_unfinished_frees()
+}
+
+/// Whether there is such memory, or memory of others that the program has closed.
+pub(super) fn has_late_ends() -> bool {
+    has_late_frees() || imports::are_any_closed()
 }
 
 /// Notes that the memory of an allocation, which is off the list, has ended by a free. A pool may have kept it.

@@ -9,11 +9,11 @@ use nvshare_proto::Seldom;
 use super::exports::{Given, Handle};
 use crate::driver::types::{CUdevice, CUdeviceptr, CUipcMemHandle, CUmemAccessDesc, CUresult};
 use crate::driver::{self, Relaxed};
-use crate::process::lock::lock;
+use crate::process::lock::{Counted, lock};
 use crate::process::{answering, lifecycle, log, threads};
 use crate::work::captures;
 use crate::work::contexts::Context;
-use crate::work::drain::Drain;
+use crate::work::drain::{Drain, SharedDrain};
 
 /// The only flag of `cuIpcOpenMemHandle`, which the driver wants (`CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`).
 const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
@@ -41,8 +41,14 @@ struct Import {
 }
 
 static IMPORTS: Mutex<Vec<Import>> = Mutex::new(Vec::new());
-/// Mappings that were closed while a capture hid whether work uses them, and the work before that.
-static LATER: Mutex<Vec<(Mapping, Drain)>> = Mutex::new(Vec::new());
+/// A mapping that was closed while a capture hid whether work uses it, and the work before that.
+#[derive(Debug)]
+struct Closed {
+    mapping: Mapping,
+    before: SharedDrain,
+}
+
+static CLOSED: Counted<Vec<Arc<Closed>>> = Counted::new(Vec::new(), Vec::len);
 
 impl Mapping {
     fn span(&self) -> u64 {
@@ -96,7 +102,8 @@ impl Mapping {
         let (mut before, begin) = (Drain::of(device), Instant::now());
         while before.poll() > 0 && !lifecycle::is_exiting() {
             if captures::open() > 0 && begin.elapsed() >= PATIENCE_BESIDE_CAPTURE {
-                lock(&LATER).push((self, before));
+                let closed = Closed { mapping: self, before: SharedDrain::new(before) };
+                CLOSED.change(|all| all.push(Arc::new(closed)));
                 return;
             }
             threads::pause();
@@ -105,15 +112,25 @@ impl Mapping {
     }
 }
 
-/// Unmaps what was closed earlier, as far as no work uses it any more.
-fn unmap_later() {
-    let mut over = Vec::new();
-    let mut later = lock(&LATER);
-    for (mapping, mut before) in std::mem::take(&mut *later) {
-        if before.poll() == 0 { over.push(mapping) } else { later.push((mapping, before)) }
+/// Whether mappings wait to be unmapped.
+pub(super) fn are_any_closed() -> bool {
+    CLOSED.count() > 0 && !lifecycle::is_forked()
+}
+
+/// Unmaps what was closed earlier, as far as no work uses it any more. Only contexts that may be `asked` are looked at.
+pub(super) fn unmap_closed(asked: &dyn Fn(&Context) -> bool) {
+    if !are_any_closed() {
+        return;
     }
-    drop(later);
-    over.iter().for_each(Mapping::unmap);
+    // The driver is asked without the lock: it may not answer before another thread of the program goes on.
+    let all = CLOSED.read(Vec::clone);
+    for over in all.iter().filter(|closed| closed.before.poll_in(asked)) {
+        let taken = CLOSED.change(|all| {
+            let at = all.iter().position(|closed| Arc::ptr_eq(closed, over));
+            at.map(|at| all.swap_remove(at))
+        });
+        taken.iter().for_each(|closed| closed.mapping.unmap());
+    }
 }
 
 /// Opens memory of another process in a context, by a handle of the library; opened again, it is at the same address. `None`: the
@@ -141,7 +158,6 @@ fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Resul
         return Err(CUresult::INVALID_CONTEXT);
     }
     let _one = lock(&ONE);
-    unmap_later();
     let device = context.device();
     let is_it = |known: &&mut Import| known.handle == handle && known.context.device() == device;
     if let Some(known) = lock(&IMPORTS).iter_mut().find(is_it) {
@@ -171,7 +187,6 @@ fn fetch(handle: Handle) -> Result<(Given, Vec<std::os::fd::OwnedFd>), String> {
 
 /// Closes opened memory once. `None`: the library has not opened it.
 pub(crate) fn close(pointer: CUdeviceptr) -> Option<()> {
-    unmap_later();
     let mut imports = lock(&IMPORTS);
     let at = imports.iter().position(|import| import.pointer == pointer)?;
     let import = imports.get_mut(at)?;
@@ -200,4 +215,5 @@ pub(super) fn forget_context(context: &Arc<Context>) {
     *imports = stays;
     drop(imports);
     gone.iter().for_each(|import| import.mapping.unmap());
+    unmap_closed(&|asked| std::ptr::eq(asked, &raw const **context));
 }

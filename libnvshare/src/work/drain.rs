@@ -6,8 +6,8 @@
 //! event on each stream of the context. It queries the legacy stream instead, where an event would be a barrier. Work that
 //! cannot be looked at without harm counts as incomplete.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use super::captures;
 use super::contexts::{self, Context};
@@ -107,6 +107,26 @@ impl Drain {
         }
         self.targets = left;
         self.targets.len()
+    }
+}
+
+/// A drain at which any thread may look, one at a time.
+#[derive(Debug)]
+pub(crate) struct SharedDrain(Mutex<Drain>);
+
+impl SharedDrain {
+    pub(crate) fn new(drain: Drain) -> Self {
+        Self(Mutex::new(drain))
+    }
+
+    /// Looks at the targets in contexts that may be `asked`. Returns whether all work is complete. While another thread looks, it is not.
+    pub(crate) fn poll_in(&self, asked: impl Fn(&Context) -> bool) -> bool {
+        let mut drain = match self.0.try_lock() {
+            Ok(drain) => drain,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        drain.poll_in(asked) == 0
     }
 }
 

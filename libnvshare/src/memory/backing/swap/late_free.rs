@@ -4,7 +4,7 @@
 //! the program asks about work only in contexts for which the driver's own call would wait. The library's threads ask about
 //! the others.
 
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::memory::allocations::{self, Allocation};
@@ -16,27 +16,20 @@ use crate::process::lock::Counted;
 use crate::process::{lifecycle, threads};
 use crate::work::captures;
 use crate::work::contexts::Context;
-use crate::work::drain::Drain;
+use crate::work::drain::{Drain, SharedDrain};
 
 /// An allocation whose work is not known to be complete, or that is looked at.
 #[derive(Debug)]
 struct Waiting {
     allocation: Arc<Allocation>,
-    /// The work before the free; none: it is complete. Locked by the thread that asks the driver about it.
-    before: Mutex<Option<Drain>>,
+    /// The work before the free; none: it is complete.
+    before: Option<SharedDrain>,
 }
 
 impl Waiting {
     /// Whether the memory can end. Only contexts that may be `asked` are looked at, and only by one thread.
     fn is_over(&self, asked: &dyn Fn(&Context) -> bool) -> bool {
-        let is_complete = || {
-            let mut before = match self.before.try_lock() {
-                Ok(before) => before,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return false,
-            };
-            before.as_mut().is_none_or(|before| before.poll_in(asked) == 0)
-        };
+        let is_complete = || self.before.as_ref().is_none_or(|before| before.poll_in(asked));
         (is_away(&self.allocation) || is_complete()) && !is_guessed(&self.allocation)
     }
 }
@@ -59,7 +52,7 @@ pub(super) fn end_chunks(allocation: &Allocation) {
 
 /// Leaves an allocation that is off the list to [`finish`].
 fn leave(allocation: &Arc<Allocation>, before: Option<Drain>) {
-    let (allocation, before) = (Arc::clone(allocation), Mutex::new(before));
+    let (allocation, before) = (Arc::clone(allocation), before.map(SharedDrain::new));
     WAITING.change(|all| all.push(Arc::new(Waiting { allocation, before })));
 }
 
