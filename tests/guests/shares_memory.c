@@ -1,6 +1,8 @@
 /* Memory that processes share by handles (CUDA IPC). The argument names what is tried; the answers are those that a card's driver gives
  * (tests/gpu/probes/ipc_probe.py), natively and where the library maps the memory. */
 #include "guest.h"
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #define BYTES (36 * MIB)
 #define SMALL 4096ul
@@ -260,6 +262,9 @@ static void hostile(void) {
     CHECK(given.result);
     ASK(1, CLOSE_ALL);
     EXPECT(ASK(0, OPEN, given.handle, .flags = 1).result == 400);
+    given = ASK(1, GIVE, .at = theirs.at);
+    CHECK(given.result);
+    EXPECT(seen(0, opened(0, given.handle), BYTES) == 4);
     uint64_t late = ASK(1, ALLOC, .bytes = BYTES, .flags = 6).at;
     given = ASK(1, GIVE, .at = late);
     CHECK(given.result);
@@ -271,9 +276,39 @@ static void hostile(void) {
     end_others(2);
 }
 
+/* Large memory takes few descriptors of the process, and never more than half of those that it may have. Under the library alone. */
+static int open_descriptors(void) {
+    int count = 0;
+    for (int i = 0; i < 1024; i++) count += fcntl(i, F_GETFD) >= 0;
+    return count;
+}
+static void descriptors(void) {
+    struct handle handle;
+    begin_others(1);
+    start();
+    load_kernel();
+    uint64_t large = filled(256 * MIB, 3), shared = 0;
+    CHECK(give(&handle, filled(2 * MIB, 1)));
+    int before = open_descriptors();
+    CHECK(give(&handle, large));
+    EXPECT(open_descriptors() == before + 1);
+    holds_in_each_word(large, 256 * MIB, 3);
+    ASK(0, START);
+    uint64_t b = opened(0, handle);
+    EXPECT(seen(0, b, 256 * MIB) == 3);
+    CHECK(ASK(0, CLOSE, .at = b).result);
+    CHECK(FN(cuMemFree_v2)(large));
+    EXPECT(open_descriptors() == before);
+    struct rlimit limit = {64, 64};
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit));
+    while (give(&handle, filled(2 * MIB, 1)) == 0) EXPECT(++shared < 40);
+    EXPECT(shared == 31 && give(&handle, filled(2 * MIB, 1)) == 304);
+    end_others(1);
+}
+
 int main(int argc, char **argv) {
-    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}};
-    for (int i = 0; i < 5; i++)
+    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}, {"descriptors", descriptors}};
+    for (int i = 0; i < 6; i++)
         if (argc > 1 && !strcmp(all[i].name, argv[1])) { all[i].does(); return 0; }
     return 2;
 }

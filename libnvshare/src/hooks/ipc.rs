@@ -8,8 +8,9 @@ use super::target::{answer, pass_gate_for_addresses, target};
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdeviceptr, CUipcMemHandle, CUresult};
 use crate::memory::allocations::{self, Allocation};
-use crate::memory::{imports, physical, plain, sharing};
-use crate::process::log;
+use crate::memory::sharing::{self, Room};
+use crate::memory::{deferred_free, imports, physical, plain};
+use crate::process::{lifecycle, log};
 use crate::work::callbacks;
 
 /// Memory that the library maps gets a handle of the library's own. The driver knows no handle of such memory.
@@ -22,7 +23,7 @@ pub(crate) unsafe fn get_mem_handle(
     pointer: CUdeviceptr,
 ) -> CUresult {
     if !handle.is_null()
-        && !callbacks::are_running()
+        && is_for_library()
         && let Some(allocation) = allocations::mapped_at(pointer).filter(|of| sharing::is_possible(of))
     {
         let shared = sharing::handle_of(&allocation).unwrap_or_else(|| share(&allocation));
@@ -40,14 +41,26 @@ pub(crate) unsafe fn get_mem_handle(
     result
 }
 
+/// A callback must not wait, and in a forked child the driver refuses all calls.
+fn is_for_library() -> bool {
+    !callbacks::are_running() && !lifecycle::is_forked()
+}
+
 fn share(allocation: &Arc<Allocation>) -> Result<CUipcMemHandle, CUresult> {
     let _one = sharing::one_at_a_time();
-    let mut shared = Err(CUresult::NOT_READY);
-    let passed = pass_gate_for_addresses(|| {
-        shared = sharing::share(allocation);
-        CUresult::SUCCESS
-    });
-    passed.ok().and(shared)
+    let share_in = |room| {
+        let mut shared = Err(CUresult::NOT_READY);
+        let passed = pass_gate_for_addresses(|| {
+            shared = sharing::share(allocation, room);
+            CUresult::SUCCESS
+        });
+        passed.ok().and(shared)
+    };
+    match share_in(None) {
+        // Room for the exchange comes while the thread is outside the gate.
+        Err(CUresult::OUT_OF_MEMORY) => share_in(Some(Room::get(allocation)?)),
+        shared => shared,
+    }
 }
 
 /// # Safety
@@ -59,7 +72,7 @@ pub(crate) unsafe fn open_mem_handle(
     flags: c_uint,
 ) -> CUresult {
     if !place.is_null()
-        && !callbacks::are_running()
+        && is_for_library()
         && let Some(opened) = imports::open(&handle, flags, || Some(target()?.1))
     {
         // SAFETY: not null, and where the driver would write.
@@ -75,7 +88,9 @@ pub(crate) unsafe fn close_mem_handle(
     real: signatures::cuIpcCloseMemHandle,
     pointer: CUdeviceptr,
 ) -> CUresult {
-    if !callbacks::are_running() && imports::close(pointer).is_some() {
+    if is_for_library() && imports::close(pointer).is_some() {
+        // Beside a capture it ends later.
+        deferred_free::free_without_waiting();
         return CUresult::SUCCESS;
     }
     // SAFETY: the caller's argument.

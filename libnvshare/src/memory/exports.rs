@@ -8,9 +8,11 @@ use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, TryLockError};
 
+use nvshare_proto::Seldom;
+
 use crate::driver::types::CUipcMemHandle;
 use crate::process::answering::{self, QUESTION};
-use crate::process::descriptor::Held;
+use crate::process::descriptor::{self, Held};
 use crate::process::lock::lock;
 use crate::process::{log, passing};
 
@@ -77,11 +79,37 @@ impl Given {
 }
 
 /// The descriptors of memory: of an allocation, or of a slab.
+///
+/// The driver's descriptors are all of one file, so a number that the program has closed, and has anew, cannot be told from
+/// it. A program that closes what it does not know closes the socket as well, which has a file of its own. So without the
+/// socket that was there when they were made, the numbers are neither used nor closed.
 #[derive(Debug)]
 pub(crate) struct Export {
     /// The number of the allocation or slab.
     holder: u64,
+    /// The name at which the process listened.
+    made_at: answering::Name,
     parts: Vec<(u64, Held)>,
+}
+
+impl Export {
+    /// The descriptors, if the program has not closed any.
+    fn numbers(&self) -> Option<Vec<c_int>> {
+        let is_there = answering::own_name() == Some(self.made_at);
+        is_there.then(|| self.parts.iter().map(|(_, descriptor)| descriptor.get()).collect())?
+    }
+
+    pub(crate) fn is_intact(&self) -> bool {
+        self.numbers().is_some()
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        if answering::own_name() != Some(self.made_at) {
+            self.parts.iter().for_each(|(_, descriptor)| descriptor.forget());
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -94,35 +122,68 @@ struct Entry {
 
 static EXPORTS: Mutex<BTreeMap<u64, Entry>> = Mutex::new(BTreeMap::new());
 
-/// The handle of an allocation, if it has one. Begins to answer again if the program has closed the socket.
-///
-/// # Errors
-/// The system's: the process cannot answer.
-pub(crate) fn handle_of(allocation: u64) -> Option<std::io::Result<CUipcMemHandle>> {
-    let secret = lock(&EXPORTS).get(&allocation)?.secret;
-    let handle = |exporter| Handle { exporter, allocation, secret }.bytes();
-    Some(answering::listen(answer).map(handle))
+/// The handle of an allocation, if others can get its memory by it.
+pub(crate) fn handle_of(allocation: u64) -> Option<CUipcMemHandle> {
+    let exports = lock(&EXPORTS);
+    let Entry { export, secret, .. } = exports.get(&allocation).filter(|entry| entry.export.is_intact())?;
+    Some(Handle { exporter: export.made_at, allocation, secret: *secret }.bytes())
 }
 
-/// The descriptors of an allocation or slab, if others may get it already.
+/// What an export needs of the system.
+#[derive(Debug)]
+pub(crate) struct Means {
+    name: answering::Name,
+    secret: [u8; 16],
+    /// The number of descriptors that exports may have in addition.
+    pub(crate) descriptors: usize,
+}
+
+impl Means {
+    /// Begins to answer, if the process does not, or if the program has closed the socket.
+    ///
+    /// # Errors
+    /// The system's: no descriptor, no thread, or no random numbers.
+    pub(crate) fn get() -> std::io::Result<Self> {
+        let name = answering::listen(answer)?;
+        let secret = answering::random().ok_or(std::io::ErrorKind::WouldBlock)?;
+        let most = usize::try_from(descriptor::limit() / 2).unwrap_or(usize::MAX);
+        Ok(Self { name, secret, descriptors: most.saturating_sub(open_descriptors()) })
+    }
+}
+
+/// The number of descriptors of all exports.
+fn open_descriptors() -> usize {
+    let exports = lock(&EXPORTS);
+    let each: BTreeMap<u64, usize> =
+        exports.values().map(|entry| (entry.export.holder, entry.export.parts.len())).collect();
+    each.values().sum()
+}
+
+/// The descriptors of an allocation or slab, if others could get it before. They may not be intact any more.
 pub(crate) fn find(holder: u64) -> Option<Arc<Export>> {
     lock(&EXPORTS).values().find(|entry| entry.export.holder == holder).map(|entry| Arc::clone(&entry.export))
 }
 
 /// Notes what others may get: the parts of an allocation or slab.
-pub(crate) fn describe(holder: u64, parts: Vec<(u64, OwnedFd)>) -> Arc<Export> {
+pub(crate) fn describe(holder: u64, means: &Means, parts: Vec<(u64, OwnedFd)>) -> Arc<Export> {
     let parts = parts.into_iter().map(|(bytes, descriptor)| (bytes, Held::new(descriptor))).collect();
-    Arc::new(Export { holder, parts })
+    Arc::new(Export { holder, made_at: means.name, parts })
 }
 
-/// Others may get an allocation, which is at an offset in such memory, from now on.
-///
-/// # Errors
-/// The system has no random numbers.
-pub(crate) fn add(allocation: u64, export: Arc<Export>, offset: u64, asked: u64) -> std::io::Result<()> {
-    let secret = answering::random().ok_or(std::io::ErrorKind::WouldBlock)?;
-    lock(&EXPORTS).insert(allocation, Entry { export, offset, asked, secret });
-    Ok(())
+/// Others may get an allocation, which is at an offset in such memory, from now on. One that they could get before keeps its
+/// secret, and others in the same memory get its new descriptors.
+pub(crate) fn add(allocation: u64, export: &Arc<Export>, offset: u64, asked: u64, means: &Means) {
+    let mut gone = Vec::new();
+    let mut exports = lock(&EXPORTS);
+    let secret = exports.get(&allocation).map_or(means.secret, |entry| entry.secret);
+    gone.extend(exports.insert(allocation, Entry { export: Arc::clone(export), offset, asked, secret }));
+    for entry in exports.values_mut().filter(|entry| entry.export.holder == export.holder) {
+        let old = std::mem::replace(&mut entry.export, Arc::clone(export));
+        gone.push(Entry { export: old, ..*entry });
+    }
+    drop(exports);
+    // Descriptors are closed without the lock.
+    drop(gone);
 }
 
 /// The allocation has ended: nobody gets it any more. Those who have it keep it.
@@ -146,13 +207,13 @@ fn answer(question: &[u8; QUESTION], asker: c_int) {
         let parts = export.parts.iter().map(|(bytes, _)| *bytes).collect();
         (Arc::clone(export), Given { offset: *offset, asked: *asked, parts })
     };
-    let numbers: Option<Vec<c_int>> = export.parts.iter().map(|(_, descriptor)| descriptor.get()).collect();
-    let Some(numbers) = numbers else {
-        log::warn(format_args!("the program has closed descriptors of memory that it shares"));
+    static FAILS: Seldom = Seldom::new(log::warn);
+    let Some(numbers) = export.numbers() else {
+        FAILS.say(format_args!("the program has closed descriptors of memory that it shares"));
         return;
     };
     if let Err(error) = passing::send(asker, &given.bytes(), &numbers) {
-        log::warn(format_args!("shared memory cannot be passed on: {error}"));
+        FAILS.say(format_args!("shared memory cannot be passed on: {error}"));
     }
 }
 
@@ -164,7 +225,8 @@ pub(crate) fn close_after_fork() {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return,
     };
-    exports.values().flat_map(|entry| &entry.export.parts).for_each(|(_, descriptor)| descriptor.close());
+    let intact = exports.values().filter(|entry| entry.export.is_intact());
+    intact.flat_map(|entry| &entry.export.parts).for_each(|(_, descriptor)| descriptor.close());
 }
 
 #[cfg(test)]

@@ -436,10 +436,13 @@ pub(crate) fn pin_allocated(allocation: &Allocation, why: &str) {
 }
 
 fn pin_object(allocation: &Allocation, why: &str) {
-    let is_news = allocation.mapped.as_ref().is_some_and(Mapped::pin);
+    // Another thread that frees it undoes the pin, if it finds one.
+    let residency = allocation.residency();
+    let is_news = !residency.is_freed() && allocation.mapped.as_ref().is_some_and(Mapped::pin);
     if let Some(device) = devices::get(allocation.device).filter(|_| is_news) {
-        let size = allocation.residency().size();
+        let size = residency.size();
         device.update(|account| account.pin(size));
+        drop(residency);
         log::info(format_args!("{} MiB stay on the card: {why}", allocation.size / MIB));
     }
 }

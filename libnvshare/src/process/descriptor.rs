@@ -67,6 +67,11 @@ impl Held {
         self.0.take()
     }
 
+    /// From now on it is not closed with this.
+    pub(crate) fn forget(&self) {
+        self.0.number.store(-1, Ordering::SeqCst);
+    }
+
     /// Closes it, as a forked child does with what is its parent's.
     pub(crate) fn close(&self) {
         if let Some(number) = self.0.take() {
@@ -74,6 +79,14 @@ impl Held {
             unsafe { libc::close(number) };
         }
     }
+}
+
+/// The number of descriptors that the process may have open.
+pub(crate) fn limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a place for the answer.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    limit.rlim_cur
 }
 
 impl Drop for Held {

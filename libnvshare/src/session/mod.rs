@@ -88,8 +88,8 @@ fn in_forked_child() {
     gate::after_fork_in_child();
     wire::close_after_fork();
     bell::close();
-    answering::close_after_fork();
     exports::close_after_fork();
+    answering::close_after_fork();
 }
 
 fn report(done: Done) {

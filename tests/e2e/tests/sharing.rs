@@ -45,6 +45,12 @@ fn forged_handles_and_odd_processes() {
     assert!(log.contains("memory of another process cannot be opened"), "{log}");
 }
 
+#[test]
+fn descriptors_of_shared_memory_leave_the_program_its_own() {
+    let log = under_nvshare("descriptors").log;
+    assert!(log.contains("RLIMIT_NOFILE"), "{log}");
+}
+
 /// Without a scheduler the gate is open for ever.
 #[test]
 fn alone() {

@@ -17,9 +17,23 @@ use crate::driver::types::{
 use crate::process::{lifecycle, log, passing, threads};
 use crate::work::contexts::Context;
 
-/// Bytes of a new chunk. As many come to the card in addition, for a moment: a 64th of the allocation at most, or one chunk.
-fn piece(span: u64) -> u64 {
-    span.div_ceil(passing::MOST as u64).next_multiple_of(CHUNK)
+/// Fewest bytes of a new chunk where there may be `most`. As many come to the card in addition, for a moment.
+pub(in crate::memory) fn least_piece(span: u64, most: usize) -> u64 {
+    span.div_ceil(most.clamp(1, passing::MOST) as u64).next_multiple_of(CHUNK).min(span)
+}
+
+/// The next smaller size of new chunks.
+fn halved(piece: u64, least: u64) -> u64 {
+    (piece / 2).next_multiple_of(CHUNK).max(least)
+}
+
+/// Bytes of a new chunk: as many as half of the card's `free` memory has room for, since others may want that, too.
+fn piece(span: u64, least: u64, free: u64) -> u64 {
+    let mut piece = span;
+    while piece > least && piece > free / 2 {
+        piece = halved(piece, least);
+    }
+    piece
 }
 
 /// The number of chunks, of these lengths, that one new chunk takes the place of.
@@ -40,11 +54,14 @@ struct Part<'a> {
     bytes: u64,
     device: CUdevice,
     old: &'a [Chunk],
+    /// There is no smaller part to try.
+    is_least: bool,
 }
 
 impl Mapped {
     /// Exchanges the memory of an allocation for such memory, and makes a descriptor for each part: its bytes, and the descriptor.
-    /// No work of the program may be running, and the gate has to be shut. With an error all contents are where they were.
+    /// No work of the program may be running, and the gate has to be shut. With an error all contents are where they were. There
+    /// are `most` parts at most.
     ///
     /// # Errors
     /// A part is not on the card, the card has no room for one more, or the driver's error.
@@ -53,6 +70,7 @@ impl Mapped {
         base: CUdeviceptr,
         device: CUdevice,
         context: &Context,
+        most: usize,
     ) -> Result<Vec<(u64, OwnedFd)>, CUresult> {
         let mut chunks = self.lock();
         // The library itself may look at a chunk.
@@ -63,16 +81,25 @@ impl Mapped {
         if chunks.iter().any(|chunk| chunk.moving || chunk.physical.is_none()) {
             return Err(CUresult::NOT_READY);
         }
-        let piece = piece(chunks.iter().map(|chunk| chunk.bytes).sum());
-        let mut from = 0;
+        let span = chunks.iter().map(|chunk| chunk.bytes).sum();
+        let least = least_piece(span, most);
+        let free = context.with(driver::free_memory).ok().and_then(Result::ok).unwrap_or(0);
+        let (mut piece, mut from) = (piece(span, least, free), 0);
         while from < chunks.len() {
             let count = taken(chunks.iter().skip(from).map(|chunk| chunk.bytes), piece);
             let old = chunks.get(from..from + count).unwrap_or_default();
             let offset = old.first().map_or(0, |first| first.offset);
             let bytes = old.iter().map(|chunk| chunk.bytes).sum();
-            let part = Part { at: base + offset, bytes, device, old };
+            let is_least = piece <= least;
+            let part = Part { at: base + offset, bytes, device, old, is_least };
             let exchanged = context.with(|| part.exchange(self, context));
-            let physical = Some(exchanged.unwrap_or(Err(CUresult::DEINITIALIZED))?);
+            let physical = match exchanged.unwrap_or(Err(CUresult::DEINITIALIZED)) {
+                Err(CUresult::OUT_OF_MEMORY) if !is_least => {
+                    piece = halved(piece, least);
+                    continue;
+                }
+                exchanged => Some(exchanged?),
+            };
             let (host, moving, guessed, unused) = (Vec::new(), false, false, None);
             let new = Chunk { offset, bytes, physical, host, moving, guessed, unused };
             for gone in chunks.splice(from..from + count, [new]) {
@@ -81,12 +108,25 @@ impl Mapped {
             }
             from += 1;
         }
-        let described = |chunk: &Chunk| {
-            let physical = chunk.physical.ok_or(CUresult::NOT_READY)?;
-            Ok((chunk.bytes, driver::export_physical(physical)?))
-        };
-        chunks.iter().map(described).collect()
+        describe(&chunks, context)
     }
+
+    /// Makes descriptors anew for memory that was exchanged earlier: bytes of each part, and the descriptor.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(in crate::memory) fn describe(&self, context: &Context) -> Result<Vec<(u64, OwnedFd)>, CUresult> {
+        describe(&self.lock(), context)
+    }
+}
+
+fn describe(chunks: &[Chunk], context: &Context) -> Result<Vec<(u64, OwnedFd)>, CUresult> {
+    let described = |chunk: &Chunk| {
+        let physical = chunk.physical.ok_or(CUresult::NOT_READY)?;
+        Ok((chunk.bytes, driver::export_physical(physical)?))
+    };
+    let all = context.with(|| chunks.iter().map(described).collect());
+    all.unwrap_or(Err(CUresult::DEINITIALIZED))
 }
 
 impl Part<'_> {
@@ -107,7 +147,9 @@ impl Part<'_> {
         let deadline = Instant::now() + DRIVER_IS_LATE;
         loop {
             match driver::create_physical(&CUmemAllocationProp::shared_on(self.device), self.bytes) {
-                Err(CUresult::OUT_OF_MEMORY) if Instant::now() < deadline => threads::pause(),
+                Err(CUresult::OUT_OF_MEMORY) if self.is_least && Instant::now() < deadline => {
+                    threads::pause()
+                }
                 made => return made,
             }
         }
@@ -162,12 +204,23 @@ mod tests {
             let mut lengths: Vec<u64> = super::super::split(span, CHUNK).map(|(_, bytes)| bytes).collect();
             let mut parts = 0;
             while !lengths.is_empty() {
-                let count = taken(lengths.iter().copied(), piece(span));
-                assert!(lengths.drain(..count).sum::<u64>() <= piece(span));
+                let count = taken(lengths.iter().copied(), least_piece(span, passing::MOST));
+                assert!(lengths.drain(..count).sum::<u64>() <= least_piece(span, passing::MOST));
                 parts += 1;
             }
             assert!(parts <= passing::MOST, "{span}: {parts}");
-            assert!(piece(span) <= CHUNK + span / 64, "{span}");
+            assert!(least_piece(span, passing::MOST) <= CHUNK + span / 64, "{span}");
         }
+    }
+
+    #[test]
+    fn there_are_as_few_descriptors_as_the_free_memory_allows() {
+        let least = least_piece(2 * GIB, passing::MOST);
+        for (free, mib) in [(4 * GIB, 2048), (4 * GIB - 1, 1024), (GIB, 512), (70 * MIB, 32), (0, 32)] {
+            assert_eq!(piece(2 * GIB, least, free) / MIB, mib, "{free}");
+        }
+        assert_eq!(piece(2 * MIB, least_piece(2 * MIB, 1), 0), 2 * MIB);
+        assert_eq!(piece(2 * GIB, least_piece(2 * GIB, 3), 0) / MIB, 704);
+        assert_eq!(least_piece(2 * GIB, 1), 2 * GIB);
     }
 }

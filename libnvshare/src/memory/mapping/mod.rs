@@ -32,6 +32,7 @@ use crate::process::{lifecycle, log, threads};
 use crate::work::contexts::Context;
 use at_hand::AtHand;
 use copies::HostCopy;
+pub(super) use exportable::least_piece;
 pub(crate) use host_pool::forget_context;
 use views::Program;
 
