@@ -129,7 +129,7 @@ pub(crate) fn handle_of(allocation: u64) -> Option<CUipcMemHandle> {
     Some(Handle { exporter: export.made_at, allocation, secret: *secret }.bytes())
 }
 
-/// What an export needs of the system.
+/// The descriptors and the thread that an export needs.
 #[derive(Debug)]
 pub(crate) struct Means {
     name: answering::Name,

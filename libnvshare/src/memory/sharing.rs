@@ -66,8 +66,8 @@ impl Drop for Room {
 /// there has to be [`Room`].
 ///
 /// # Errors
-/// The driver's, if the memory cannot be exchanged; NOT_READY, if the program's work does not come to an end; OPERATING_SYSTEM, if the
-/// process has no descriptors, or no thread, to give the memory to others.
+/// The driver's, if the memory cannot be exchanged. NOT_READY: the program's work does not come to an end. OPERATING_SYSTEM: the process
+/// has no descriptors, or no thread, to give the memory to others.
 pub(crate) fn share(allocation: &Arc<Allocation>, room: Option<Room>) -> Result<CUipcMemHandle, CUresult> {
     // Another thread may have been first.
     if let Some(handle) = handle_of(allocation) {
