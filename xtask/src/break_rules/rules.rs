@@ -16,8 +16,8 @@ pub(super) struct Rule {
     pub(super) test: &'static str,
 }
 
-/// The files of rules; [`parse`] says what they look like.
-const LISTS: [&str; 8] = [
+/// The files of rules, all of those in `xtask/rules`; [`parse`] says what they look like.
+pub(super) const LISTS: [&str; 9] = [
     include_str!("../../rules/library.rules"),
     include_str!("../../rules/stream-order.rules"),
     include_str!("../../rules/gone.rules"),
@@ -26,6 +26,7 @@ const LISTS: [&str; 8] = [
     include_str!("../../rules/shares.rules"),
     include_str!("../../rules/seats.rules"),
     include_str!("../../rules/claims.rules"),
+    include_str!("../../rules/sharing.rules"),
 ];
 
 /// All rules.
