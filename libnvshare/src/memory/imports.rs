@@ -137,8 +137,8 @@ pub(super) fn unmap_closed(asked: &dyn Fn(&Context) -> bool) {
 /// handle is not the library's.
 ///
 /// # Errors
-/// As the driver's function (measured): INVALID_VALUE for other flags, INVALID_CONTEXT in the process that the memory is of,
-/// INVALID_HANDLE where the memory cannot be had.
+/// As the driver's function (measured): INVALID_VALUE for other flags, INVALID_CONTEXT in the process that the memory is of; where the
+/// memory cannot be had, see [`fetch`].
 pub(crate) fn open(
     handle: &CUipcMemHandle,
     flags: u32,
@@ -164,10 +164,10 @@ fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Resul
         known.times += 1;
         return Ok(known.pointer);
     }
-    let (given, descriptors) = fetch(handle).map_err(|why| {
+    let (given, descriptors) = fetch(handle).map_err(|(error, why)| {
         static FAILS: Seldom = Seldom::new(log::warn);
         FAILS.say(format_args!("memory of another process cannot be opened: {why}"));
-        CUresult::INVALID_HANDLE
+        error
     })?;
     let mapping = Mapping::make(&given, &descriptors, device)?;
     let (pointer, asked) = (mapping.at + given.offset, given.asked);
@@ -175,12 +175,18 @@ fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Resul
     Ok(pointer)
 }
 
-/// Asks the process that the memory is of.
-fn fetch(handle: Handle) -> Result<(Given, Vec<std::os::fd::OwnedFd>), String> {
-    let (answer, descriptors) = answering::ask(&handle.exporter, &handle.bytes().0)?;
-    let given = Given::read(&answer).ok_or("its answer makes no sense")?;
+/// Asks the process that the memory is of. The driver answers INVALID_VALUE where that process is there and has no such memory, and
+/// INVALID_HANDLE where it is gone (measured on an H200).
+fn fetch(handle: Handle) -> Result<(Given, Vec<std::os::fd::OwnedFd>), (CUresult, String)> {
+    let unknown = |why: &str| (CUresult::INVALID_HANDLE, why.to_owned());
+    let (answer, descriptors) =
+        answering::ask(&handle.exporter, &handle.bytes().0).map_err(|why| unknown(&why))?;
+    if answer.is_empty() {
+        return Err((CUresult::INVALID_VALUE, "it is freed, or the handle is forged".to_owned()));
+    }
+    let given = Given::read(&answer).ok_or_else(|| unknown("its answer makes no sense"))?;
     if given.parts.len() != descriptors.len() {
-        return Err("not all of its descriptors have come: this process may have too many open".to_owned());
+        return Err(unknown("not all of its descriptors have come: this process may have too many open"));
     }
     Ok((given, descriptors))
 }

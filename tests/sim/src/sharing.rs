@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::memory::{Allocation, Attributes};
 use crate::process::{Failure, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, Process};
-use crate::world::BLOCK;
+use crate::world::{BLOCK, is_alive};
 
 /// What handles and descriptors begin with.
 const MAGIC: u64 = 0x6e76_7369_6d5f_6970;
@@ -89,7 +89,9 @@ impl Process {
             *times += 1;
             return Ok(*base);
         }
-        let base = self.take_in(gpu, number)?;
+        // A handle of memory that is freed, and one of a process that is gone, are refused differently (measured on an H200).
+        let is_there = u32::try_from(maker).is_ok_and(is_alive);
+        let base = self.take_in(gpu, number).map_err(|error| if is_there { INVALID_VALUE } else { error })?;
         self.tables().shared.opened.insert(number, (base, 1));
         Ok(base)
     }

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use crate::config::Config;
 pub(crate) use leaving::Leaving;
+pub(crate) use owners::is_alive;
 
 /// Bytes of a program's memory in a block.
 pub(crate) const BLOCK: u64 = 2 << 20;

@@ -40,7 +40,7 @@ impl World {
 }
 
 /// Whether a process still has its memory: a process that has ended, even without being waited for, has none.
-fn is_alive(process: u32) -> bool {
+pub(crate) fn is_alive(process: u32) -> bool {
     let stat = match std::fs::read_to_string(format!("/proc/{process}/stat")) {
         Ok(stat) => stat,
         // A process that has no free descriptors cannot look, and must not take others for dead.
