@@ -1,7 +1,7 @@
 //! How the program's memory comes to be shared with other processes (CUDA IPC).
 //!
-//! With the first handle of an allocation its memory is [exchanged](Mapped::make_exportable), while none of the program's work
-//! runs. The memory stays on the card from then on. A small allocation is shared with its slab, as the driver does.
+//! With the first handle of an allocation its memory is [exchanged](super::mapping::Mapped::make_exportable), while none of the
+//! program's work runs. The memory stays on the card from then on. A small allocation is shared with its slab, as the driver does.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

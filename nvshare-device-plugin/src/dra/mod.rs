@@ -1,7 +1,7 @@
 //! Dynamic Resource Allocation: the driver publishes each GPU as a device that many claims may have, and prepares claims as seats.
 //!
 //! Decisions are in modules without IO: [`slices`], [`claims`], [`parameters`], [`quantities`]. Around them: the kubelet
-//! ([`registration`], [`messages`]) and the API server ([`server`], [`publish`]). Seats, their record and their CDI devices are the
+//! ([`registration`], [`messages`]) and the API server ([`mod@server`], [`publish`]). Seats, their record and their CDI devices are the
 //! [`Host`]'s, as with the device plugin API.
 
 pub mod claims;
