@@ -1,6 +1,7 @@
 /* Memory that processes share by handles (CUDA IPC). The argument names what is tried; the answers are those that a card's driver gives
  * (tests/gpu/probes/ipc_probe.py), natively and where the library maps the memory. */
 #include "guest.h"
+#include "waits.h"
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -16,7 +17,7 @@ static int same(struct handle a, struct handle b) { return !memcmp(&a, &b, sizeo
 static int works_by_us(void) { return getenv("LD_PRELOAD") != NULL; }
 
 /* Other processes, each of which does what it is told. They begin before the driver does here. */
-enum what { START, OPEN, CLOSE, ADD, LOOK, GIVE, FREE, ALLOC, RANGE, CLOSE_ALL };
+enum what { START, OPEN, CLOSE, ADD, LOOK, GIVE, FREE, ALLOC, RANGE, CLOSE_ALL, HOLD, LET_GO };
 struct order { enum what what; struct handle handle; uint64_t at; size_t bytes; uint32_t flags; };
 struct result { int result; uint64_t at; size_t bytes; uint32_t word; struct handle handle; };
 static struct other { pid_t pid; int socket; } others[4];
@@ -37,6 +38,8 @@ static struct result obey(struct order *o) {
     case FREE: r.result = FN(cuMemFree_v2)(o->at); break;
     case ALLOC: r.at = alloc(o->bytes); r.result = FN(cuMemsetD32_v2)(r.at, o->flags, o->bytes / 4); FN(cuCtxSynchronize)(); break;
     case RANGE: r.result = FN(cuMemGetAddressRange_v2)(&r.at, &r.bytes, o->at); break;
+    case HOLD: let_wait(1, NULL); break;
+    case LET_GO: ready = 1; r.result = FN(cuCtxSynchronize)(); break;
     case CLOSE_ALL: for (int i = 3; i < 4096; i++) if (i != (int)o->at) close(i); break;
     }
     return r;
@@ -249,7 +252,12 @@ static void hostile(void) {
         forged.bytes[wrong[i]] ^= 0x11;
         EXPECT(ASK(0, OPEN, forged, .flags = 1).result == (wrong[i] == 8 || wrong[i] == 23 ? 400 : 1));
     }
-    EXPECT(seen(0, opened(0, handle), BYTES) == 7);
+    uint64_t b = opened(0, handle);
+    EXPECT(seen(0, b, BYTES) == 7);
+    /* Work that waits for the thread which closes memory does not keep that thread. */
+    ASK(0, HOLD);
+    CHECK(ASK(0, CLOSE, .at = b).result);
+    CHECK(ASK(0, LET_GO).result);
     /* A child of this process, which the driver does not serve, keeps nothing alive and answers nothing. */
     pid_t child = fork();
     if (!child) pause();

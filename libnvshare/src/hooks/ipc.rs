@@ -89,7 +89,7 @@ pub(crate) unsafe fn close_mem_handle(
     pointer: CUdeviceptr,
 ) -> CUresult {
     if is_for_library() && imports::close(pointer).is_some() {
-        // Beside a capture it ends later.
+        // Where work still runs, the memory ends later.
         deferred_free::free_without_waiting();
         return CUresult::SUCCESS;
     }

@@ -11,14 +11,13 @@ use crate::driver::types::{CUdevice, CUdeviceptr, CUipcMemHandle, CUmemAccessDes
 use crate::driver::{self, Relaxed};
 use crate::process::lock::{Counted, lock};
 use crate::process::{answering, lifecycle, log, threads};
-use crate::work::captures;
 use crate::work::contexts::Context;
 use crate::work::drain::{Drain, SharedDrain};
 
 /// The only flag of `cuIpcOpenMemHandle`, which the driver wants (`CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`).
 const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
-/// Beside a capture, a look at all work may never come to an end.
-const PATIENCE_BESIDE_CAPTURE: Duration = Duration::from_millis(50);
+/// For how long a close waits for work. Beside a capture, or where work waits for the thread that closes, it would never end.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Memory that is mapped at addresses of the library.
 #[derive(Debug)]
@@ -41,7 +40,7 @@ struct Import {
 }
 
 static IMPORTS: Mutex<Vec<Import>> = Mutex::new(Vec::new());
-/// A mapping that was closed while a capture hid whether work uses it, and the work before that.
+/// A mapping that was closed while work may have used it, and the work before that.
 #[derive(Debug)]
 struct Closed {
     mapping: Mapping,
@@ -97,11 +96,11 @@ impl Mapping {
         let _ = driver::free_addresses(self.at, self.span());
     }
 
-    /// Unmaps it once the work that may use it is complete. Beside a capture that may be later.
+    /// Unmaps it once the work that may use it is complete, which may be later.
     fn unmap_behind(self, device: CUdevice) {
         let (mut before, begin) = (Drain::of(device), Instant::now());
         while before.poll() > 0 && !lifecycle::is_exiting() {
-            if captures::open() > 0 && begin.elapsed() >= PATIENCE_BESIDE_CAPTURE {
+            if begin.elapsed() >= PATIENCE {
                 let closed = Closed { mapping: self, before: SharedDrain::new(before) };
                 CLOSED.change(|all| all.push(Arc::new(closed)));
                 return;

@@ -1,7 +1,8 @@
 //! Device memory that has to stay plain, because other processes (CUDA IPC), NICs or the stream's memory operations use it.
 //!
-//! None of them can use managed memory. The library itself [shares](super::sharing) memory that it maps. So some memory is plain and does not move: that of programs whose [executable] shows
-//! the need, and sizes that `NVSHARE_PLAIN` names. After a program was refused a handle, all its allocations are plain.
+//! None of them can use managed memory. So some memory is plain and does not move: that of programs whose [executable] shows the
+//! need, and sizes that `NVSHARE_PLAIN` names. After a program was refused a handle, all its allocations are plain. Memory that
+//! the library maps needs no such care with CUDA IPC: the library [shares](super::sharing) it by itself.
 
 mod executable;
 
