@@ -20,8 +20,8 @@ use crate::specifications::Specifications;
 use crate::troubles::Troubles;
 use crate::{cdi, devices, files, nvidia};
 
-/// So long a seat is asked for while no scheduler answers, and how often: the kubelet fails a pod for ever. It starts no other pod meanwhile,
-/// the scheduler's neither, so it must not be long.
+/// For how long a seat is asked for while no scheduler answers, and how often: the kubelet fails a pod for ever. It starts no other pod
+/// meanwhile, the scheduler's neither, so that must not be long.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_millis(250));
 
 /// A machine.

@@ -28,7 +28,7 @@ pub use message::{
 };
 
 pub use repeated::{LeftOut, Repeated, SILENCE, Seldom};
-pub use seat::{Holder, ParseSeatNameError, ParseSlotError, Seat, SeatName, SeatStatus, Slot};
+pub use seat::{Holder, ParseSeatNameError, ParseSlotError, Seat, SeatName, SeatStatus, Slot, stable_hash};
 pub use share::{
     Asked, ComputeLimit, Enforcement, GangName, Given, LONGEST_GANG, MOST_MEMBERS, MOST_WEIGHT, Priority,
     ShareStatus, USUAL_WEIGHT,

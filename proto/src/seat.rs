@@ -60,12 +60,17 @@ impl SeatName {
         let mut sorted: Vec<String> = slots.iter().map(Slot::to_string).collect();
         sorted.sort();
         sorted.dedup();
-        // FNV-1a (<http://www.isthe.com/chongo/tech/comp/fnv/>): the name must stay the same in every version, and no client chooses slots.
-        let hash = sorted.join(",").bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        Self(hash)
+        // The name must stay the same in every version, and no client chooses slots.
+        Self(stable_hash(&sorted.join(",")))
     }
+}
+
+/// FNV-1a of 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>): the same in every version, and easy to collide on purpose.
+#[must_use]
+pub fn stable_hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 impl fmt::Display for SeatName {

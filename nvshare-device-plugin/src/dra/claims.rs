@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
 };
 use nvshare_proto::units::{Bytes, LEAST_MEMORY};
-use nvshare_proto::{Given, GpuUuid, Seat, SeatName, Slot};
+use nvshare_proto::{Given, GpuUuid, Seat, SeatName, Slot, stable_hash};
 
 use super::slices::{COMPUTE, MEMORY, device_name, most_memory};
 use super::{DRIVER, parameters, quantities};
@@ -204,16 +204,17 @@ fn slots(gpus: &[GpuUuid], part: &str, claim: &Claim, known: &Seats) -> Vec<Slot
     if let Some(record) = known.values().find(is_same) {
         return record.seat.slots.clone();
     }
-    let mut number = hash(&format!("{}/{part}", claim.uid));
+    let mut number = first_number(&claim.uid, part);
     while known.get(&SeatName::of(&at(number))).is_some_and(|record| record.claim.is_some()) {
         number = number.wrapping_add(1);
     }
     at(number)
 }
 
-/// FNV-1a of 32 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>): the number must stay the same in every version.
-fn hash(text: &str) -> u32 {
-    text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+/// The number that slots of a part of a claim have, unless others have it.
+fn first_number(uid: &str, part: &str) -> u32 {
+    let hash = stable_hash(&format!("{uid}/{part}"));
+    (hash ^ hash >> 32) as u32
 }
 
 #[cfg(test)]
@@ -307,7 +308,7 @@ mod tests {
         let whole = claim("u", &results, &[]);
         let got = read(&whole, "", &Seats::new()).unwrap();
         let [Record { seat, claim: Some(of) }] = &got[..] else { panic!("{got:?}") };
-        let number = hash("u/");
+        let number = first_number("u", "");
         let slots = [1, 2].map(|gpu| Slot { gpu: card(gpu).gpu, number });
         assert_eq!((&seat.slots[..], &of.requests[..]), (&slots[..], &["a", "b"].map(str::to_owned)[..]));
         assert_eq!((of.namespace.as_str(), of.name.as_str(), of.uid.as_str()), ("s", "c", "u"));

@@ -1,7 +1,7 @@
 //! What a claim or a DeviceClass says of a seat beside its capacities: `SeatParameters`.
 
 use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
-use nvshare_proto::{Enforcement, Given, MOST_WEIGHT, Priority};
+use nvshare_proto::{Enforcement, Given, MOST_WEIGHT, Priority, USUAL_WEIGHT};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -11,8 +11,6 @@ use super::DRIVER;
 const API_VERSION: &str = "nvshare.com/v1alpha1";
 /// The kind of the parameters.
 const KIND: &str = "SeatParameters";
-/// The largest weight that a program may give itself.
-const USUAL_WEIGHT: u32 = 100;
 
 /// The parameters.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -85,6 +83,7 @@ fn read(value: &Value) -> Result<SeatParameters, String> {
 
 /// Refuses a claim that asks for more than its class gives.
 fn refuse_more(class: &SeatParameters, claim: &SeatParameters) -> Result<(), String> {
+    // A program may give itself no more than the usual weight.
     let most = class.weight.unwrap_or(USUAL_WEIGHT);
     if let Some(weight) = claim.weight.filter(|&weight| weight > most) {
         return Err(format!(

@@ -13,11 +13,11 @@ use tracing::{info, warn};
 use super::server::{Error, Server};
 use super::slices;
 
-/// A try that failed is repeated after so long, and each time after twice as long, up to the second of these.
+/// A try that failed is repeated after the first of these times, and then after twice as long each time, up to the second.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 /// The length of a watch in seconds. Then the slices are listed again.
 const WATCH: u32 = 240;
-/// A connection that says nothing for so long is given up.
+/// A connection that says nothing for this long is given up.
 const LONGEST_WATCH: Duration = Duration::from_secs(WATCH as u64 + 10);
 /// Slices are listed no sooner after one another.
 const PAUSE: Duration = Duration::from_millis(200);

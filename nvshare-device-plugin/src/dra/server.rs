@@ -15,7 +15,7 @@ use tokio_stream::Stream;
 use super::DRIVER;
 use super::slices::{self, Step};
 
-/// An API server that does not answer for so long is away. The kubelet waits 45 s for a claim.
+/// An API server that does not answer for this long is away. The kubelet waits 45 s for a claim.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a request was not carried out.
