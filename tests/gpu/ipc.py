@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """CUDA IPC on a real card: each answer natively, and under nvshare with NVSHARE_MEMORY=swap; then in turns with a job that does not fit beside.
 
-ipc.py [driver] [torch] [turns]; all by default, in about 90 s. Needs a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl.
+ipc.py [driver] [torch] [turns]; all by default, in about 35 s. Needs a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl.
 """
 from harness import *
 

@@ -175,7 +175,7 @@ pub(crate) fn are_all(health: &str) -> impl Fn(&[Device]) -> bool {
     move |devices| !devices.is_empty() && devices.iter().all(|device| device.health == health)
 }
 
-/// Waits until the seats of so many single slots are made ahead.
+/// Waits until the seats of `count` single slots are made ahead.
 pub(crate) async fn ahead(scheduler: &Scheduler, count: usize) {
     until("seats are made ahead", || (scheduler.seats().len() >= count).then_some(())).await;
 }

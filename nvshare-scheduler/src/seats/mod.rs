@@ -29,7 +29,7 @@ use record::{Record, Records};
 const CONNECTIONS: Rate = Rate { burst: 512, each_second: 512 };
 /// How often the scheduler looks whether all that belongs to seats is there.
 const LOOK_AFTER_EVERY: Duration = Duration::from_secs(1);
-/// A process that registers so long after its seat's limits have changed may have read the earlier ones.
+/// A process that registers within this time after its seat's limits have changed may have read the earlier ones.
 const READ_BEFORE: Duration = Duration::from_secs(10);
 /// Longest part of a holder's name: names in Kubernetes are at most so long.
 const LONGEST_NAME: usize = 253;

@@ -98,7 +98,7 @@ impl State {
         gpus.find(|gpu| !self.fits_alone(gpu, &unit))
     }
 
-    /// The number of such a GPU.
+    /// The UUID of such a GPU.
     pub(crate) fn gpu_without_room_for(&self, id: ClientId) -> Option<GpuUuid> {
         self.no_room_for(self.client(id)?).map(|gpu| gpu.uuid)
     }

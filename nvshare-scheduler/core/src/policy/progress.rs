@@ -143,13 +143,13 @@ pub(crate) fn pays_for(lost: Duration) -> Duration {
     lost.mul_f64(1.0 / MAY_COST)
 }
 
-/// How long after the last of so many trials in a row that showed nothing the next one comes.
+/// How long after the last of `failures` trials in a row that showed nothing the next one comes.
 #[must_use]
 pub(crate) fn retry(failures: u32) -> Duration {
     RETRY.saturating_mul(1 << failures.saturating_sub(1).min(8)).min(RETRY_AT_MOST)
 }
 
-/// How long after the last of so many looks at a set that did nothing it is counted again.
+/// How long after the last of `looks` at a set that did nothing it is counted again.
 #[must_use]
 pub(crate) fn quiet(looks: u32) -> Duration {
     QUIET.saturating_mul(1 << looks.saturating_sub(1).min(8)).min(RETRY_AT_MOST)

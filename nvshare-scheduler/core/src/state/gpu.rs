@@ -102,7 +102,7 @@ pub(crate) struct Gpu {
     pub(crate) departed: BTreeMap<ClientId, Departed>,
 }
 
-/// For so long after the last waiter, holders expect another one.
+/// For this long after the last waiter, holders expect another one.
 const LINGERS: Duration = Duration::from_millis(500);
 
 /// More than any two jobs are apart.
