@@ -1,10 +1,8 @@
 //! The plugin while the scheduler, which is played, is away, is replaced or starts again.
 
-mod fakes;
-
 use std::time::{Duration, Instant};
 
-use fakes::{A, B, Kubelet, Machine, Scheduler, ahead, are_all, holder, slot, until};
+use crate::fakes::{A, B, Kubelet, Machine, Scheduler, ahead, are_all, holder, slot, until};
 use nvshare_device_plugin::api::{HEALTHY, UNHEALTHY};
 use nvshare_proto::{SeatName, Slot};
 use tokio::time::sleep;

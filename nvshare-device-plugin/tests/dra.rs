@@ -1,11 +1,9 @@
 //! The driver of Dynamic Resource Allocation beside a kubelet, an API server and a scheduler that are played.
 
-mod fakes;
-
 use std::fs;
 use std::time::Duration;
 
-use fakes::{A, ApiServer, B, Claims, Kubelet, Machine, Scheduler, allocated, claim, until};
+use crate::fakes::{A, ApiServer, B, Claims, Kubelet, Machine, Scheduler, allocated, claim, until};
 use nvshare_proto::{Given, GpuUuid, Holder, Priority, SeatName};
 use serde_json::{Value, json};
 use tokio::time::sleep;

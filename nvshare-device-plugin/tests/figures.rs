@@ -1,12 +1,10 @@
 //! What the plugin takes, and how fast it is, beside a kubelet and a scheduler that are played.
 
-mod fakes;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use fakes::{A, B, Kubelet, Machine, Scheduler, until};
+use crate::fakes::{A, B, Kubelet, Machine, Scheduler, until};
 use nvshare_proto::{SeatName, Slot};
 use tokio::time::sleep;
 

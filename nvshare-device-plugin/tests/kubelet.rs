@@ -1,11 +1,9 @@
 //! The plugin beside a kubelet and a scheduler that are played, in a folder that is its machine.
 
-mod fakes;
-
 use std::fs;
 use std::time::Duration;
 
-use fakes::{A, B, Kubelet, Machine, Scheduler, ahead, are_all, holder, slot, until, write};
+use crate::fakes::{A, B, Kubelet, Machine, Scheduler, ahead, are_all, holder, slot, until, write};
 use nvshare_device_plugin::api::{
     ContainerAllocateResponse, Device, DevicePluginOptions, HEALTHY, UNHEALTHY,
 };

@@ -1,12 +1,10 @@
 //! Seats under programs that run, while the kubelet (played), the plugin and the scheduler start again in any order.
 
-mod fakes;
-
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use fakes::{Kubelet, Machine, until};
+use crate::fakes::{Kubelet, Machine, until};
 use nvshare_device_plugin::api::HEALTHY;
 use nvshare_harness::{Program, Running, Scheduler, World};
 use nvshare_proto::{GpuUuid, Holder, SeatName, Slot};

@@ -1,7 +1,5 @@
 //! A machine in a folder: a kubelet, a scheduler, GPUs, NVIDIA's CDI devices, and the plugin itself.
 
-#![allow(dead_code, reason = "each test uses some of it")]
-
 mod api_server;
 mod claims;
 mod kubelet;
@@ -17,12 +15,9 @@ use nvshare_device_plugin::api::Device;
 use nvshare_proto::{GpuUuid, Holder, Slot};
 use serde_json::{Value, json};
 
-#[allow(unused_imports, reason = "some tests have no claims")]
 pub(crate) use api_server::ApiServer;
-#[allow(unused_imports, reason = "some tests have no claims")]
 pub(crate) use claims::{Claims, allocated, claim};
 pub(crate) use kubelet::Kubelet;
-#[allow(unused_imports, reason = "some tests have a real one")]
 pub(crate) use scheduler::Scheduler;
 
 pub(crate) const A: GpuUuid = GpuUuid([1; 16]);

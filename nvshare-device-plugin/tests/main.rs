@@ -1,0 +1,8 @@
+//! The tests of the plugin as a process, each file a module. They are one program, so that those that wait do so side by side.
+
+mod away;
+mod dra;
+mod fakes;
+mod figures;
+mod kubelet;
+mod restarts;
