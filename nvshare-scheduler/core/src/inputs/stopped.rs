@@ -3,7 +3,7 @@
 use nvshare_proto::units::Bytes;
 
 use crate::report::warnings::Topic;
-use crate::state::client::{Client, ClientId, Phase};
+use crate::state::client::{Client, ClientId};
 use crate::steps::books::Books;
 
 impl Books {
@@ -16,12 +16,9 @@ impl Books {
         self.change_client(id, |client| {
             client.stopped = stopped;
             client.may_go_on_until = Some(until).filter(|_| stopped);
-            match &mut client.phase() {
-                // The answer that is due does not come.
-                Phase::Granted { until: due, .. } | Phase::Dropping { due, .. } if stopped => *due = now,
-                _ => {}
-            }
-            if !stopped {
+            if stopped {
+                client.expect_no_answer(now);
+            } else {
                 // It can be asked again.
                 client.accounts.values_mut().for_each(|account| account.stays = None);
             }

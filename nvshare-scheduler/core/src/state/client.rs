@@ -316,6 +316,13 @@ impl Client {
         }
     }
 
+    /// The answer that is due is overdue at once: the client's process is stopped, and will not give it.
+    pub(crate) fn expect_no_answer(&mut self, now: Time) {
+        if let Phase::Granted { until: due, .. } | Phase::Dropping { due, .. } = &mut self.phase {
+            *due = now;
+        }
+    }
+
     /// The client's gate is open.
     pub(crate) fn run(&mut self, epoch: Epoch) {
         self.phase = Phase::Running { epoch };

@@ -188,6 +188,23 @@ fn its_answer_is_not_waited_for() {
     assert!(held > 6_000, "{held} ms: the two others fit beside each other, or take turns beside it");
 }
 
+/// Three programs of 6 GiB on 16 GiB: two run beside each other, and one of these is stopped while it drains.
+#[test]
+fn its_drain_is_not_waited_for() {
+    let mut table = beside_one_that_stops(6 * GIB, None);
+    let mut sent = Vec::new();
+    while asked_to_leave(&sent, STOPPED).is_none() {
+        assert!(table.now < 20_000, "nobody asks it to leave");
+        answer(&mut table, sent);
+        let next = table.now + 100;
+        sent = table.wait_until(next);
+    }
+    answer(&mut table, sent);
+    let sent = stops(&mut table, true);
+    assert!(table.core.client_status().iter().any(|client| client.client == STOPPED && client.stuck));
+    assert!([1, 2].iter().any(|&other| asked_to_leave(&sent, other).is_some()), "another makes room: {sent:?}");
+}
+
 #[test]
 fn its_memory_is_not_asked_for() {
     let mut table = Table::new(config(false));
