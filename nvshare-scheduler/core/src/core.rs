@@ -78,18 +78,14 @@ impl Core {
     }
 
     /// Runs a request that cannot fail, then reconciles.
-    fn apply(&mut self, now: Time, request: impl FnOnce(&mut Books)) {
-        let Ok(()) = self.request(now, |books| -> Result<(), Infallible> {
-            request(books);
-            Ok(())
-        });
+    fn apply<T>(&mut self, now: Time, request: impl FnOnce(&mut Books) -> T) -> T {
+        let Ok(done) = self.request(now, |books| -> Result<T, Infallible> { Ok(request(books)) });
+        done
     }
 
     /// Switches scheduling on: every client that runs becomes a holder, and clients that do not fit are asked to leave.
     pub fn switch_on(&mut self, now: Time) -> String {
-        match self.request(now, Books::switch_on) {
-            Ok(done) | Err(done) => done,
-        }
+        self.apply(now, Books::switch_on)
     }
 
     /// Switches scheduling off: every client runs.

@@ -24,12 +24,10 @@ impl Books {
             Gate::Open => Hold::Running(epoch),
             Gate::Closed => Hold::Parked,
         };
-        for account in client.accounts.values_mut() {
-            account.room = account.resident();
-        }
         if hold == Hold::Free {
             client.set_free();
         }
+        self.know_gpus_of(&client.gpus());
         self.jobs_mut().join(&client);
         self.add_client(client);
         self.gather_gang(id);
@@ -37,7 +35,6 @@ impl Books {
         for usage in &usage {
             // The same process is back: its report replaces the bytes that stayed charged to it.
             self.forget_departed(usage.gpu, |_, departed| departed.identity.is_same_process(identity));
-            self.begin_to_use(usage.gpu);
         }
         self.enter(id);
         self.apply_terms_of(id);
@@ -67,9 +64,8 @@ impl Books {
         });
     }
 
-    /// A client uses a GPU from now on.
+    /// Enters a client, which has an account there, as one that uses a GPU.
     pub(crate) fn meet_gpu(&mut self, id: ClientId, uuid: GpuUuid) {
-        self.begin_to_use(uuid);
         if let Some(job) = self.state().client(id).map(|client| client.job) {
             self.jobs_mut().count_gpu(job, uuid);
         }

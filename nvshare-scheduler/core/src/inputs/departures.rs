@@ -30,21 +30,19 @@ impl Books {
         }
     }
 
-    /// Takes a client that is gone out of the ledgers of its GPUs. If its process lives on (`leaves`), its room stays charged to it.
+    /// Takes a client that is gone out of the ledgers of its GPUs. If its process remains, its room stays charged to it.
     /// Returns these bytes.
-    fn take_off_gpus(&mut self, client: &Client, leaves: bool) -> u64 {
+    fn take_off_gpus(&mut self, client: &Client, process_remains: bool) -> u64 {
         let (now, grace) = (self.state().now(), self.state().config().grace);
-        let mut left: u64 = 0;
+        let mut kept_bytes: u64 = 0;
         for (uuid, account) in &client.accounts {
-            let stays = if leaves { account.room } else { 0 };
+            let stays = if process_remains { account.room } else { 0 };
             let remove = |gpu: &mut Gpu| gpu.remove_client(client, now, stays, now + grace);
-            // A client may use more GPUs than the core knows (see `sizes.rs`).
-            if self.change_gpu(*uuid, remove).is_some() {
-                self.look_again(*uuid);
-                left = left.saturating_add(stays);
-            }
+            self.change_gpu(*uuid, remove);
+            self.look_again(*uuid);
+            kept_bytes = kept_bytes.saturating_add(stays);
         }
-        left
+        kept_bytes
     }
 
     /// A client that was in a gang is gone.

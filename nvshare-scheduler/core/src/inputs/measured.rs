@@ -51,8 +51,8 @@ impl Books {
         let is_moving = client.phase().is_next()
             || matches!(client.phase(), Phase::Granted { .. } | Phase::Dropping { .. });
         let unseen = self.correct_account(id, uuid, |account| {
-            account.measure(listed.unwrap_or(0), memory, !is_moving && account.order.is_none());
-            let unseen = seen.map_or(0, |seen| account.disbelieve(seen, memory));
+            account.record_measurement(listed.unwrap_or(0), memory, !is_moving && account.order.is_none());
+            let unseen = seen.map_or(0, |seen| account.uncharge_unseen(seen, memory));
             size.overhead += account.overhead();
             // The client may have used all the room that it was given by now.
             size.largest = size.largest.max(account.wanted()).max(account.room);

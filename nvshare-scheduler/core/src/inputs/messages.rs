@@ -84,6 +84,7 @@ impl Books {
     fn on_evicted(&mut self, id: ClientId, phase: Phase, uuid: GpuUuid, short: u64) {
         let now = self.state().now();
         let answered = self.change_account(id, uuid, |account| {
+            let kept = account.room;
             let order = account.order.take();
             // A client that answers EVICT and gives nothing back, though it has something, would be asked again without
             // end.
@@ -101,20 +102,20 @@ impl Books {
                 account.cost.evict.record(took);
                 (account.rates.evict, took)
             });
-            (is_news, evict)
+            (is_news.then_some(kept), evict)
         });
         // None: the client named a GPU that it does not use.
-        let Some((is_news, evict)) = answered else { return };
+        let Some((kept, evict)) = answered else { return };
         if let Some((rate, took)) = evict {
             self.change_gpu(uuid, |gpu| {
                 gpu.cost.evict.record(took);
                 gpu.rates.evict = f64::midpoint(gpu.rates.evict, rate);
             });
         }
-        if is_news {
+        if let Some(kept) = kept {
             let text = format!(
-                "client {id}: {} of {uuid} stay where they are: they cannot be moved, or its host has no memory for them",
-                Bytes(short)
+                "client {id} keeps {} on {uuid}: this memory cannot be moved, or the host has no memory for it",
+                Bytes(kept)
             );
             self.warn_of_client(Topic::Stays, id, Some(uuid), &text);
         }
@@ -127,6 +128,9 @@ impl Books {
         if used >= MOST_GPUS_EACH && !known {
             return;
         }
+        if !known {
+            self.know_gpus_of(&[usage.gpu]);
+        }
         let total_changed = self.change_client(id, |client| {
             let account =
                 client.accounts.entry(usage.gpu).or_insert_with(|| Box::new(Account::new(usage, rates)));
@@ -135,7 +139,7 @@ impl Books {
                 account.reported_stays = false;
             }
             let before = account.usage.total;
-            account.told(usage);
+            account.set_usage(usage);
             before != usage.total
         });
         if !known {
@@ -153,19 +157,13 @@ impl Books {
         let now = self.state().now();
         match phase {
             Phase::Parked => {
-                self.change_client(id, |client| {
-                    if !client.wants {
-                        client.waiting_since = now;
-                    }
-                    client.wants = true;
-                });
+                self.change_client(id, |client| client.request_lock(now));
                 self.want_together(id);
             }
             // The idle client kept its place and nobody took it, so it goes on at once.
             Phase::Idle { .. } => {
                 self.change_client(id, |client| {
-                    client.wants = true;
-                    client.waiting_since = now;
+                    client.request_lock(now);
                     client.make_next(Why::Resumes);
                 });
             }
@@ -199,9 +197,9 @@ impl Books {
                 gpu.cost.gap.record(idle);
                 gpu.budget.spend(idle);
                 account.cost.gap.record(idle);
-                let claimed = std::mem::take(&mut account.claimed);
-                if claimed > 0 {
-                    account.move_cost.record(idle, claimed);
+                let moved = std::mem::take(&mut account.moved_for_turn);
+                if moved > 0 {
+                    account.move_cost.record(idle, moved);
                 }
                 if !moves {
                     gpu.record_switch(idle);

@@ -93,7 +93,7 @@ impl State {
             let Place { time, since, .. } = self.place_on(gpu, client);
             return NextTurn::InOrder { time, since };
         }
-        let soon = gpu.goes_ahead(client) && client.rhythm.wakes_soon(self.now());
+        let soon = gpu.goes_ahead(client) && client.rhythm.may_wake_soon(self.now());
         let asleep_since = client.rhythm.asleep_since().unwrap_or(client.waiting_since);
         NextTurn::Unknown { soon, asleep_since }
     }
@@ -103,8 +103,8 @@ impl State {
 pub(crate) fn spare(gpu: &Gpu, free: u64, id: ClientId) -> u64 {
     let own = gpu.ledger.entry(id).map(|entry| entry.standing);
     let own = usize::from(matches!(own, Some(Standing::Waits | Standing::Next)));
-    let contested = gpu.ledger.count_waiting() + gpu.ledger.next().len() > own;
-    if contested { 0 } else { SPARE_ROOM.min(free / 4) }
+    let has_others = gpu.ledger.count_waiting() + gpu.ledger.next().len() > own;
+    if has_others { 0 } else { SPARE_ROOM.min(free / 4) }
 }
 
 /// The first client that is next, behind a place.

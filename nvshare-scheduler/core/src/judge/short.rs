@@ -23,11 +23,9 @@ pub(crate) fn is_short(state: &State, unit: &Unit) -> bool {
 
 /// The time that a GPU stood still until it was known that the short work of those who leave was done.
 pub(crate) fn idle_detection_time(state: &State, leavers: &[ClientId]) -> Duration {
-    let was_short = state
-        .clients_of(leavers)
-        .filter(|client| client.phase().is_idle() && client.is_interactive())
-        .count();
-    if was_short > 0 { IDLE_AFTER } else { Duration::ZERO }
+    let was_short =
+        state.clients_of(leavers).any(|client| client.phase().is_idle() && client.is_interactive());
+    if was_short { IDLE_AFTER } else { Duration::ZERO }
 }
 
 /// Those whose work holds a GPU and would have to leave it for a waiter.
@@ -36,32 +34,33 @@ pub(crate) struct LongWork {
     /// Somebody's work runs.
     runs: bool,
     /// One of them is interactive, and done soon.
-    is_short: bool,
+    has_interactive: bool,
 }
 
 impl LongWork {
-    /// One of them.
+    /// Adds a client that holds the GPU.
     pub(crate) fn add_holder(&mut self, client: &Client) {
         self.runs = true;
-        self.is_short |= client.is_interactive();
+        self.has_interactive |= client.is_interactive();
     }
 
     /// When they give way to short work. `None`: in its turn, and where nobody has said what switching may cost.
     pub(crate) fn gives_way_at(&self, state: &State, gpu: &Gpu, unit: &Unit, cost: Duration) -> Option<Time> {
         let Rule::Auto(target) = gpu.rule else { return None };
-        if !self.runs || self.is_short || !is_short(state, unit) {
+        if !self.runs || self.has_interactive || !is_short(state, unit) {
             return None;
         }
         let client = state.client(unit.first())?;
         // One visit: there and back, and until it is known that it is over. Others that are short come as often.
         let visits = (cost * 2 + IDLE_AFTER) * u32::try_from(gpu.shares.short().max(1)).unwrap_or(u32::MAX);
-        let every = visits.mul_f64(1e6 / f64::from(target.overhead_ppm.max(1)));
-        // A client that comes no more often than that costs no more than it may, whatever others have cost.
-        let often = client.rhythm.last_sleep() < every;
-        let delay = if often { gpu.budget.delays(target.overhead_ppm, every) } else { Duration::ZERO };
+        let visit_interval = visits.mul_f64(1e6 / f64::from(target.overhead_ppm.max(1)));
+        // A client that comes this seldom stays within the budget, so it is not delayed, whatever others have cost.
+        let is_frequent = client.rhythm.last_sleep() < visit_interval;
+        let delay =
+            if is_frequent { gpu.budget.delays(target.overhead_ppm, visit_interval) } else { Duration::ZERO };
         let delayed = client.waiting_since.saturating_add(delay);
         // A turn of long work that ends puts the whole cost of its hand-over on the next visit: it waits that much longer, and no more.
-        let latest = client.waiting_since.saturating_add(every.mul_f64(LONGER_THAN_EVERY));
+        let latest = client.waiting_since.saturating_add(visit_interval.mul_f64(LONGER_THAN_EVERY));
         ahead::earliest(&Asks {
             allowed_at: gpu.budget.allows_at(target.overhead_ppm).max(delayed).min(latest),
             since: client.waiting_since,

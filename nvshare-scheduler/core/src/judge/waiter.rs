@@ -27,7 +27,7 @@ pub(crate) struct Case {
     /// How many changes there had been when it was judged.
     pub(crate) changes: u64,
     outlook: OnceLock<Outlook>,
-    departure: OnceLock<Departure>,
+    plan: OnceLock<TurnPlan>,
 }
 
 /// Where a waiter could go.
@@ -38,12 +38,12 @@ pub(crate) struct Outlook {
     /// GPUs where another waiter is ahead of it; two at most, since a look asks for one besides its own.
     not_first_on: Vec<GpuUuid>,
     /// GPUs that it does not fit beside those who stay.
-    pub(crate) contested: Vec<GpuUuid>,
+    pub(crate) full_gpus: Vec<GpuUuid>,
 }
 
 impl Outlook {
-    pub(crate) fn is_contested(&self, uuid: GpuUuid) -> bool {
-        self.contested.binary_search(&uuid).is_ok()
+    pub(crate) fn does_not_fit_on(&self, uuid: GpuUuid) -> bool {
+        self.full_gpus.binary_search(&uuid).is_ok()
     }
 
     /// Whether others are ahead of the waiter on another GPU than this one.
@@ -54,8 +54,8 @@ impl Outlook {
 
 /// How a waiter would get the turn.
 #[derive(Debug)]
-pub(crate) struct Departure {
-    /// Those who would have to leave each contested GPU.
+pub(crate) struct TurnPlan {
+    /// Those who would have to leave each full GPU.
     pub(crate) splits: Vec<Split>,
     /// When their turns are over, or `None` while that is unknown.
     pub(crate) end: Option<End>,
@@ -98,7 +98,7 @@ pub(crate) enum Verdict {
 
 impl Case {
     pub(crate) fn new(unit: Unit, is_hopeless: bool, is_leaving: bool, changes: u64) -> Self {
-        Self { unit, is_hopeless, is_leaving, changes, outlook: OnceLock::new(), departure: OnceLock::new() }
+        Self { unit, is_hopeless, is_leaving, changes, outlook: OnceLock::new(), plan: OnceLock::new() }
     }
 }
 
@@ -109,22 +109,22 @@ impl State {
             let uuids = self.gpus_wanted_by(unit);
             let gpus = || self.gpus_among(&uuids);
             let barred = gpus().filter(|gpu| uuids.len() > 1 && !self.may_go(gpu, unit));
-            let contested = gpus().filter(|gpu| !self.fits_beside_staying(gpu, unit));
+            let full = gpus().filter(|gpu| !self.fits_beside_staying(gpu, unit));
             Outlook {
                 paced_until: self.paced_until(unit),
                 not_first_on: barred.map(|gpu| gpu.uuid).take(2).collect(),
-                contested: contested.map(|gpu| gpu.uuid).collect(),
+                full_gpus: full.map(|gpu| gpu.uuid).collect(),
             }
         })
     }
 
     /// Those who would have to leave for a waiter, and when.
-    pub(crate) fn departure_for<'a>(&self, case: &'a Case) -> &'a Departure {
-        case.departure.get_or_init(|| {
-            let contested = self.gpus_among(&self.outlook(case).contested);
-            let splits: Vec<Split> = contested.map(|gpu| self.split_for(gpu, &case.unit)).collect();
+    pub(crate) fn turn_plan<'a>(&self, case: &'a Case) -> &'a TurnPlan {
+        case.plan.get_or_init(|| {
+            let full = self.gpus_among(&self.outlook(case).full_gpus);
+            let splits: Vec<Split> = full.map(|gpu| self.split_for(gpu, &case.unit)).collect();
             let end = self.turns_end(&case.unit, &splits);
-            Departure { splits, end }
+            TurnPlan { splits, end }
         })
     }
 
@@ -144,7 +144,7 @@ impl State {
         match outlook.paced_until {
             Some(until) => Verdict::Paced(until),
             None if outlook.is_not_first_beside(gpu.uuid) => Verdict::NotFirstElsewhere,
-            None if outlook.contested.is_empty() => Verdict::Fits,
+            None if outlook.full_gpus.is_empty() => Verdict::Fits,
             None => Verdict::NeedsTurn,
         }
     }
@@ -161,7 +161,7 @@ impl State {
     }
 
     /// True if even the smallest other waiter would delay the head and no waiter's job has the turn.
-    pub(crate) fn everybody_else_waits_for(&self, gpu: &Gpu, head: &Head) -> bool {
+    pub(crate) fn would_everybody_delay(&self, gpu: &Gpu, head: &Head) -> bool {
         let would_delay = |least| self.demand_would_delay(gpu, u128::from(least), head, gpu.capacity);
         gpu.ledger.least_waiting_demand().is_none_or(|least| {
             gpu.source != Source::Disputed

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::rhythm::SHORT;
+use super::rhythm::LONGEST_SHORT_WORK;
 use super::turn;
 
 /// How far short work may run ahead of its share: by the longest turn of long work and one spell of its own; but all jobs
@@ -16,7 +16,7 @@ use super::turn;
 #[must_use]
 pub(crate) fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> Duration {
     let jobs = u32::try_from(jobs.max(1)).unwrap_or(u32::MAX);
-    quantum.saturating_mul(turn::MOST_QUANTA).saturating_add(SHORT).min(max_wait / jobs)
+    quantum.saturating_mul(turn::MOST_QUANTA).saturating_add(LONGEST_SHORT_WORK).min(max_wait / jobs)
 }
 
 /// Short work that waits for a GPU which long work holds.

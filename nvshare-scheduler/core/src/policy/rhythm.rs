@@ -4,25 +4,32 @@
 //! in which the client neither runs nor asks for the lock. Both count only while another client waits, since a client does not
 //! say that it is idle before. A client that asks again at once has not slept.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Work of an interactive client between two sleeps is no longer than this.
-pub(crate) const SHORT: Duration = Duration::from_millis(500);
+pub(crate) const LONGEST_SHORT_WORK: Duration = Duration::from_millis(500);
 /// Less than this is no sleep.
 pub(crate) const SHORTEST_SLEEP: Duration = Duration::from_millis(20);
 /// How many spells of a client are remembered, each with the sleep behind it.
-const KEPT: usize = 4;
-/// How many spells have to be seen before a client can count as interactive.
-const KNOWN: usize = 2;
+const MOST_SPELLS: usize = 4;
+/// How many spells have to be seen before a client can count as interactive. One spell is too few to tell.
+const LEAST_SPELLS: usize = 2;
+
+/// Work between two sleeps, and the sleep behind it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Spell {
+    worked: Duration,
+    slept: Duration,
+}
 
 /// The last spells of work of a client, and its sleeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Rhythm {
     work: Duration,
     asleep_since: Option<Duration>,
-    /// Each spell with the sleep behind it; a new one replaces the oldest.
-    spells: Vec<(Duration, Duration)>,
-    oldest: usize,
+    /// The last ones, the oldest first.
+    spells: VecDeque<Spell>,
 }
 
 impl Rhythm {
@@ -40,26 +47,25 @@ impl Rhythm {
     pub(crate) fn wake(&mut self, now: Duration) {
         let slept = self.asleep_since.take().map(|since| now.saturating_sub(since));
         let Some(slept) = slept.filter(|&slept| slept >= SHORTEST_SLEEP) else { return };
-        let spell = (std::mem::take(&mut self.work), slept);
-        match self.spells.get_mut(self.oldest) {
-            Some(oldest) => *oldest = spell,
-            None => self.spells.push(spell),
+        if self.spells.len() == MOST_SPELLS {
+            self.spells.pop_front();
         }
-        self.oldest = (self.oldest + 1) % KEPT;
+        self.spells.push_back(Spell { worked: std::mem::take(&mut self.work), slept });
     }
 
     /// No other client waits: from now on the client does not say when it is idle.
-    pub(crate) fn stop_watching(&mut self) {
+    pub(crate) fn discard_current_work(&mut self) {
         self.work = Duration::ZERO;
     }
 
     /// Whether all remembered spells and the present one are short, and the client slept for at least as long as it worked.
     #[must_use]
     pub(crate) fn is_interactive(&self) -> bool {
-        let worked: Duration = self.spells.iter().map(|spell| spell.0).sum();
-        let slept: Duration = self.spells.iter().map(|spell| spell.1).sum();
-        let short = self.spells.iter().all(|spell| spell.0 <= SHORT) && self.work <= SHORT;
-        self.spells.len() >= KNOWN && short && worked <= slept
+        let worked: Duration = self.spells.iter().map(|spell| spell.worked).sum();
+        let slept: Duration = self.spells.iter().map(|spell| spell.slept).sum();
+        let short = self.spells.iter().all(|spell| spell.worked <= LONGEST_SHORT_WORK)
+            && self.work <= LONGEST_SHORT_WORK;
+        self.spells.len() >= LEAST_SPELLS && short && worked <= slept
     }
 
     /// When the client fell asleep, or `None` if it has not, runs, or asks for the lock.
@@ -70,16 +76,15 @@ impl Rhythm {
 
     /// Whether the client sleeps, and not for longer than it may be expected to: twice the longest of its remembered sleeps.
     #[must_use]
-    pub(crate) fn wakes_soon(&self, now: Duration) -> bool {
-        let longest = self.spells.iter().map(|spell| spell.1).max().unwrap_or(Duration::ZERO);
+    pub(crate) fn may_wake_soon(&self, now: Duration) -> bool {
+        let longest = self.spells.iter().map(|spell| spell.slept).max().unwrap_or(Duration::ZERO);
         self.asleep_since.is_some_and(|since| now.saturating_sub(since) <= longest.saturating_mul(2))
     }
 
     /// How long the client slept before its present spell; nothing if that is not known.
     #[must_use]
     pub(crate) fn last_sleep(&self) -> Duration {
-        let newest = (self.oldest + KEPT - 1) % KEPT;
-        self.spells.get(newest).map_or(Duration::ZERO, |spell| spell.1)
+        self.spells.back().map_or(Duration::ZERO, |spell| spell.slept)
     }
 
     /// For how long an idle client keeps its place: not at all if keeping it through the remembered sleeps would have cost more
@@ -88,9 +93,9 @@ impl Rhythm {
     pub(crate) fn patience(&self, cost: Duration, usual: Duration) -> Duration {
         let kept = |slept: Duration| if slept <= usual { slept } else { usual.saturating_add(cost) };
         let keeping =
-            self.spells.iter().map(|spell| kept(spell.1)).fold(Duration::ZERO, Duration::saturating_add);
+            self.spells.iter().map(|spell| kept(spell.slept)).fold(Duration::ZERO, Duration::saturating_add);
         let leaving = cost.saturating_mul(self.spells.len() as u32);
-        if self.spells.len() >= KNOWN && keeping > leaving { Duration::ZERO } else { usual }
+        if self.spells.len() >= LEAST_SPELLS && keeping > leaving { Duration::ZERO } else { usual }
     }
 }
 

@@ -21,7 +21,7 @@ fn rhythm(spells: &[(u64, u64)]) -> Rhythm {
 fn short_work_and_longer_sleeps_are_interactive() {
     for (spells, expected) in [
         (&[(3, 700), (3, 700)][..], true),
-        // One is chance.
+        // One spell is too few to tell.
         (&[(3, 700)], false),
         (&[], false),
         // Long work, and a hog that sleeps a little.
@@ -42,11 +42,11 @@ fn short_work_and_longer_sleeps_are_interactive() {
 #[test]
 fn work_that_goes_on_for_long_is_no_longer_short() {
     let mut rhythm = rhythm(&[(3, 700), (3, 700)]);
-    rhythm.add_work(SHORT);
+    rhythm.add_work(LONGEST_SHORT_WORK);
     assert!(rhythm.is_interactive());
     rhythm.add_work(MS(1));
     assert!(!rhythm.is_interactive());
-    rhythm.stop_watching();
+    rhythm.discard_current_work();
     assert!(rhythm.is_interactive(), "what it did while nobody waited says nothing");
 }
 
@@ -57,7 +57,7 @@ fn a_place_is_kept_where_that_costs_less_than_moving() {
         (&[(100, 60), (100, 60)][..], 160, 320),
         (&[(3, 160), (3, 160)], 160, 320),
         (&[(3, 300), (3, 700)], 160, 0),
-        // One sleep is chance.
+        // One sleep is too few to tell.
         (&[(3, 9000)], 160, 320),
         (&[], 160, 320),
         // Nothing moves: at once, whatever it does.
@@ -81,13 +81,15 @@ fn the_last_sleep_is_the_one_before_the_present_spell() {
 }
 
 #[test]
-fn who_sleeps_for_longer_than_it_ever_did_is_not_expected_soon() {
+fn a_sleep_of_more_than_twice_the_longest_is_not_expected_to_end_soon() {
     let mut rhythm = rhythm(&[(3, 700), (3, 300)]);
-    assert!(rhythm.asleep_since().is_none() && !rhythm.wakes_soon(MS(2000)), "it does not sleep");
+    assert!(rhythm.asleep_since().is_none() && !rhythm.may_wake_soon(MS(2000)), "it does not sleep");
     rhythm.fall_asleep(MS(2000));
     assert_eq!(rhythm.asleep_since(), Some(MS(2000)));
-    assert!(rhythm.wakes_soon(MS(2000)) && rhythm.wakes_soon(MS(3400)) && !rhythm.wakes_soon(MS(3401)));
+    assert!(
+        rhythm.may_wake_soon(MS(2000)) && rhythm.may_wake_soon(MS(3400)) && !rhythm.may_wake_soon(MS(3401))
+    );
     let mut unknown = Rhythm::default();
     unknown.fall_asleep(MS(2000));
-    assert!(!unknown.wakes_soon(MS(2001)));
+    assert!(!unknown.may_wake_soon(MS(2001)));
 }

@@ -15,6 +15,10 @@ impl State {
         if let Some(uuid) = restless.filter(|_| self.is_scheduling()) {
             return Err(format!("{uuid} does not come to rest: {:?}", self.gpu(uuid)));
         }
+        let mut used = self.clients().flat_map(|client| client.accounts.keys());
+        if let Some(uuid) = used.find(|uuid| self.gpu(**uuid).is_none()) {
+            return Err(format!("a client uses {uuid}, which is not known"));
+        }
         for gpu in self.gpus() {
             let uuid = &gpu.uuid;
             gpu.ledger.audit()?;
@@ -57,7 +61,7 @@ impl State {
                 has_room && !self.is_stopped(&self.unit(id))
             };
             let only_here = |place: &Place| !elsewhere(place.client) && can_go(place.client);
-            let waits = gpu.contested && gpu.waiting().any(|place| only_here(&place));
+            let waits = gpu.has_waiter && gpu.waiting().any(|place| only_here(&place));
             let others = self.gpus().filter(|other| other.uuid != *uuid);
             let mut watchers = others.flat_map(|other| &other.watched_by);
             let watches = watchers.any(|&id| self.gpus_of(&self.unit(id)).contains(uuid));

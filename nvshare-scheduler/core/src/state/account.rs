@@ -89,7 +89,7 @@ pub(crate) struct Account {
     /// The same of those that move memory, by what they move.
     pub(crate) move_cost: MoveCost,
     /// Bytes that had to leave for the client when it was last made next in its turn.
-    pub(crate) claimed: u64,
+    pub(crate) moved_for_turn: u64,
     /// Bytes measured on the card beyond what the client reports: at the last look, and at the one before.
     beside: [u64; 2],
     /// How often the client's process was measured; no more than twice counts.
@@ -147,12 +147,12 @@ impl Account {
             rates,
             cost: HandOverCosts::default(),
             move_cost: MoveCost::default(),
-            claimed: 0,
+            moved_for_turn: 0,
             beside: [0; 2],
             looks: 0,
             unseen: [0; 2],
         };
-        account.told(usage);
+        account.set_usage(usage);
         account
     }
 
@@ -175,7 +175,7 @@ impl Account {
     }
 
     /// The client reports its usage. The numbers of a client need not add up, so they are cut to what is possible.
-    pub(crate) fn told(&mut self, usage: Usage) {
+    pub(crate) fn set_usage(&mut self, usage: Usage) {
         let allocated = usage.allocated.min(MOST_BYTES);
         self.usage = Usage {
             total: usage.total.min(MOST_BYTES),
@@ -193,7 +193,7 @@ impl Account {
     /// Memory that the library maps itself is among them wherever it is on the card: what the client has beside it is not known
     /// while it moves. Managed memory of a program with such memory is taken for a part of it, so its contexts may count for
     /// less than they take; so may those of a client that has lost room, until that room is tried again.
-    pub(crate) fn measure(&mut self, used: u64, memory: MemoryMode, holds_still: bool) {
+    pub(crate) fn record_measurement(&mut self, used: u64, memory: MemoryMode, holds_still: bool) {
         let reported = match memory {
             MemoryMode::Swap if !holds_still => return,
             MemoryMode::Swap => self.room.max(self.usage.immovable),
@@ -212,7 +212,7 @@ impl Account {
     /// NVML sees all plain memory of a process: memory that the client reports and NVML does not see is charged no more. An
     /// allocation may have been made or freed around the look, so two looks in a row are needed. Returns the bytes that are
     /// charged no more.
-    pub(crate) fn disbelieve(&mut self, seen: u64, memory: MemoryMode) -> u64 {
+    pub(crate) fn uncharge_unseen(&mut self, seen: u64, memory: MemoryMode) -> u64 {
         if memory != MemoryMode::Off {
             return 0;
         }

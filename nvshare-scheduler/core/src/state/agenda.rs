@@ -22,8 +22,8 @@ pub(crate) struct Agenda {
     to_tell: BTreeSet<ClientId>,
     /// Clients that wait and whose place moves by itself, and in which event it was brought up to date.
     moving: BTreeMap<ClientId, u64>,
-    /// The last of them that was brought up to date in its turn.
-    refreshed: ClientId,
+    /// The last of them that was brought up to date in round robin.
+    refresh_cursor: ClientId,
     /// When the core looks at each GPU again if no event comes before.
     deadlines: BTreeSet<(Time, GpuUuid)>,
     /// Counts the changes of entries in ledgers.
@@ -79,7 +79,7 @@ impl Agenda {
         self.to_tell.extend(clients);
     }
 
-    pub(crate) fn take_those_to_tell(&mut self) -> Vec<ClientId> {
+    pub(crate) fn take_clients_to_tell(&mut self) -> Vec<ClientId> {
         std::mem::take(&mut self.to_tell).into_iter().collect()
     }
 }
@@ -101,15 +101,15 @@ impl Agenda {
         self.moving.get(&id).is_some_and(|&refreshed| refreshed != event)
     }
 
-    /// The clients whose places move, beginning behind the last one that had its turn.
-    pub(crate) fn moving_in_turn(&self) -> impl Iterator<Item = ClientId> {
-        let behind = self.moving.range((Bound::Excluded(self.refreshed), Bound::Unbounded));
-        behind.chain(self.moving.range(..=self.refreshed)).map(|(&id, _)| id)
+    /// The clients whose places move, beginning behind the cursor of the round robin.
+    pub(crate) fn moving_from_cursor(&self) -> impl Iterator<Item = ClientId> {
+        let behind = self.moving.range((Bound::Excluded(self.refresh_cursor), Bound::Unbounded));
+        behind.chain(self.moving.range(..=self.refresh_cursor)).map(|(&id, _)| id)
     }
 
-    /// A client's place has had its turn.
-    pub(crate) fn pass_turn_of(&mut self, id: ClientId) {
-        self.refreshed = id;
+    /// Moves the cursor of the round robin to a client.
+    pub(crate) fn set_refresh_cursor(&mut self, id: ClientId) {
+        self.refresh_cursor = id;
     }
 }
 

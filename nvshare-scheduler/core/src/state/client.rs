@@ -239,7 +239,11 @@ pub(crate) struct Notes {
 
 impl Client {
     pub(crate) fn new(id: ClientId, identity: Identity, register: Register, now: Time) -> Self {
-        let account = |usage| Box::new(Account::new(usage, Rates::default()));
+        let account = |usage| {
+            let mut account = Account::new(usage, Rates::default());
+            account.room = account.resident();
+            Box::new(account)
+        };
         // More than any machine has would cost each event of the job more.
         let mut asked = register.asked;
         asked.compute.truncate(MOST_GPUS_EACH);
@@ -292,6 +296,13 @@ impl Client {
     /// Where the client stands.
     pub(crate) fn phase(&self) -> Phase {
         self.phase
+    }
+
+    /// The client wants the lock: from now on, if it did not before.
+    pub(crate) fn request_lock(&mut self, now: Time) {
+        if !std::mem::replace(&mut self.wants, true) {
+            self.waiting_since = now;
+        }
     }
 
     /// The client's gate is closed, and it has no claim to the lock.
@@ -348,8 +359,8 @@ impl Client {
         self.phase = Phase::Free;
     }
 
-    /// Does what belongs to a change of the client's phase from `before`, which ends a sleep or begins one as `slept` says: a client
-    /// that is next no more keeps no early room, its rhythm goes on, and a grant records the bytes that come back under it.
+    /// Does what a change of phase brings with it. A client that is no longer next gives up its early room. A sleep begins or ends:
+    /// `slept` says whether the client was asleep before. A grant records the bytes to restore.
     pub(in crate::state) fn follow_phase(&mut self, before: Phase, slept: bool, now: Time) {
         if before.is_next() && self.phase == Phase::Parked {
             self.accounts.values_mut().for_each(|account| account.early = None);
@@ -360,7 +371,7 @@ impl Client {
             _ => {}
         }
         if self.phase.is_granted() && !before.is_granted() {
-            self.note_what_is_to_come_back();
+            self.record_restores();
         }
     }
 
@@ -374,11 +385,11 @@ impl Client {
         self.phase.is_idle() || self.phase == Phase::Parked && !self.wants
     }
 
-    /// The client is told whether others wait for what it holds; returns whether that is news.
-    pub(crate) fn tell_waiting(&mut self, waiting: bool, now: Time) -> bool {
+    /// Notes what the client is told: whether others wait for what it holds. Returns whether that is news.
+    pub(crate) fn note_told_waiting(&mut self, waiting: bool, now: Time) -> bool {
         self.count(now);
         if !waiting {
-            self.rhythm.stop_watching();
+            self.rhythm.discard_current_work();
         }
         std::mem::replace(&mut self.told_waiting, waiting) != waiting
     }
@@ -438,7 +449,7 @@ impl Client {
     }
 
     /// Records the bytes that the client will restore under its grant: the client reports new usage while it restores.
-    fn note_what_is_to_come_back(&mut self) {
+    fn record_restores(&mut self) {
         for account in self.accounts.values_mut() {
             let before = account.early.map_or(0, |early| early.absent);
             account.restores = account.usage.absent.max(before).min(account.room);

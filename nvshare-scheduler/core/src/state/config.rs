@@ -6,12 +6,9 @@ use std::time::Duration;
 use nvshare_proto::GpuUuid;
 use nvshare_proto::units::MIB;
 
-use crate::Time;
 use crate::policy::capacity;
 use crate::policy::exchange::Exchange;
 use crate::policy::quantum::Auto;
-use crate::state::account::Account;
-use crate::state::client::{Client, Phase};
 use crate::state::gpu::Size;
 use crate::state::rule::Rule;
 
@@ -135,22 +132,6 @@ impl Config {
         let own = self.gpus.get(&gpu).and_then(|own| own.reserve);
         let reserve = own.or(self.reserve).unwrap_or((1536 * MIB).min(available / 8));
         capacity::usable(available, reserve, overhead, largest)
-    }
-
-    /// The first time at which something about a client on a GPU is overdue.
-    pub(crate) fn first_due(&self, client: &Client, account: &Account) -> Option<Time> {
-        let answer = match client.phase() {
-            Phase::Dropping { due, .. } if !client.stuck => Some(due),
-            Phase::Granted { until, .. } if !client.stuck => Some(until),
-            _ => None,
-        };
-        let eviction = account.order.map(|order| order.since + self.grace);
-        let promise = account.promised.map(|promise| promise.until);
-        let stays = account.stays.map(|stays| stays.until);
-        [answer, eviction, promise, stays, client.stubborn_until, client.may_go_on_until]
-            .into_iter()
-            .flatten()
-            .min()
     }
 }
 

@@ -98,7 +98,6 @@ impl State {
             .map_or((Bound::Unbounded, Bound::Unbounded), |gpu| (Bound::Included(gpu), Bound::Included(gpu)));
         let activity = activity(client);
         for uuid in client.accounts.range((from, to)).map(|(uuid, _)| uuid) {
-            // A client may use more GPUs than the core knows (see `sizes.rs`), here and below.
             let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
             gpu.shares.advance(self.now);
             let before = gpu.ledger.entry(id).map(|entry| entry.activity);
@@ -145,7 +144,7 @@ impl State {
     pub(crate) fn refresh_places(&mut self, agenda: &mut Agenda) {
         let mut left = PLACES_REFRESHED;
         let mut ids = Vec::new();
-        for id in agenda.moving_in_turn() {
+        for id in agenda.moving_from_cursor() {
             debug_assert!(self.clients.contains_key(&id), "a client that is gone has no place");
             ids.push(id);
             left = left.saturating_sub(self.clients.get(&id).map_or(0, |client| client.accounts.len()));
@@ -154,7 +153,7 @@ impl State {
             }
         }
         for id in ids {
-            agenda.pass_turn_of(id);
+            agenda.set_refresh_cursor(id);
             self.refresh_place(agenda, id);
         }
     }
@@ -244,7 +243,7 @@ impl Stands {
             },
             floats,
             total: Some(account.usage.total),
-            due: config.first_due(client, account),
+            due: client.first_due(account, config.grace),
         }
     }
 }

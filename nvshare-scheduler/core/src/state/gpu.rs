@@ -85,11 +85,11 @@ pub(crate) struct Gpu {
     /// The cost of hand-overs on this GPU.
     pub(crate) cost: HandOverCosts,
     /// A client waits for what the holders hold.
-    pub(crate) contested: bool,
+    pub(crate) has_waiter: bool,
     /// When a client last waited while jobs took slices.
-    pub(crate) contested_at: Option<Time>,
+    pub(crate) last_waited_at: Option<Time>,
     /// The last answer to all holders whether a client waits.
-    pub(crate) told_contested: bool,
+    pub(crate) told_bounding: bool,
     /// When the GPU is looked at again, without regard to overdue things in its ledger.
     pub(crate) wake: Option<Time>,
     /// Waiters for which something here is in the way: all of their GPUs are looked at when something changes here.
@@ -114,7 +114,7 @@ const SWITCHES_KEPT: usize = 4096;
 impl Gpu {
     /// When holders stop expecting another waiter, if none comes.
     pub(crate) fn lingers_until(&self) -> Option<Time> {
-        self.contested_at.filter(|_| !self.contested).map(|at| at + LINGERS)
+        self.last_waited_at.filter(|_| !self.has_waiter).map(|at| at + LINGERS)
     }
 
     pub(crate) fn new(uuid: GpuUuid, capacity: u64, source: Source, rule: Rule) -> Self {
@@ -136,9 +136,9 @@ impl Gpu {
             longest_drain: Duration::ZERO,
             rates: Rates::default(),
             cost: HandOverCosts::default(),
-            contested: false,
-            contested_at: None,
-            told_contested: false,
+            has_waiter: false,
+            last_waited_at: None,
+            told_bounding: false,
             wake: None,
             watched_by: BTreeSet::new(),
             deadline: None,
@@ -197,15 +197,17 @@ impl Gpu {
         self.shares.are_unequal() || self.trial.takes_turns()
     }
 
-    /// Whether a client waits, or did a moment ago while jobs took slices. A client that has just left asks again at once
-    /// if it has more work: until then its successor must not submit without bounds. Nor may jobs whose progress is measured.
-    pub(crate) fn is_contested(&self, now: Time) -> bool {
-        self.contested || self.trial.is_bounding() || self.contested_at.is_some_and(|at| now < at + LINGERS)
+    /// Whether holders bound their submissions: a client waits, or did a moment ago while jobs took slices, or the progress of jobs
+    /// is measured. A client that has just left asks again at once if it has more work, so its successor keeps within bounds too.
+    pub(crate) fn bounds_submissions(&self, now: Time) -> bool {
+        self.has_waiter
+            || self.trial.is_bounding()
+            || self.last_waited_at.is_some_and(|at| now < at + LINGERS)
     }
 
-    /// The same, where another client is certain to wait soon after a grant.
-    pub(crate) fn is_contested_from_the_grant(&self, now: Time) -> bool {
-        (self.contested_at.is_some() || self.trial.is_bounding()) && self.is_contested(now)
+    /// Whether a holder bounds its submissions from its grant on: another client is certain to wait soon.
+    pub(crate) fn bounds_submissions_from_grant(&self, now: Time) -> bool {
+        (self.last_waited_at.is_some() || self.trial.is_bounding()) && self.bounds_submissions(now)
     }
 
     /// How much of what a job is behind, or ahead, is kept at most when it stops wanting the GPU.
@@ -213,12 +215,12 @@ impl Gpu {
         (self.quantum + self.longest_drain) * 2
     }
 
-    /// A drain took this long. A long one is forgotten by and by.
+    /// Records how long a drain took. A long one is forgotten by and by.
     pub(crate) fn record_drain(&mut self, took: Duration) {
         self.longest_drain = took.max(self.longest_drain - self.longest_drain / 8);
     }
 
-    /// Time has passed. A GPU without holders and without a next client has no turn; a GPU on which a client runs has one.
+    /// Brings what depends on the time up to date. Ends the turn if nobody holds the GPU or is next; begins one if a client runs.
     pub(crate) fn bring_up_to_date(&mut self, now: Time) {
         self.wake = None;
         self.shares.advance(now);
@@ -233,17 +235,17 @@ impl Gpu {
         }
     }
 
-    /// Notes whether a client waits for what is held. Returns whether that is news for the holders.
-    pub(crate) fn note_contest(&mut self, now: Time) -> bool {
-        self.contested |= self.ledger.sums().claiming > 0;
-        if self.contested && self.takes_slices() {
-            self.contested_at = Some(now);
+    /// Updates whether holders bound their submissions. Returns whether that is news for them.
+    pub(crate) fn update_bounding(&mut self, now: Time) -> bool {
+        self.has_waiter |= self.ledger.sums().claiming > 0;
+        if self.has_waiter && self.takes_slices() {
+            self.last_waited_at = Some(now);
         }
-        let contested = self.is_contested(now);
-        if let Some(until) = self.lingers_until().filter(|&until| contested && until > now) {
+        let bounds = self.bounds_submissions(now);
+        if let Some(until) = self.lingers_until().filter(|&until| bounds && until > now) {
             self.wake_at(until);
         }
-        std::mem::replace(&mut self.told_contested, contested) != contested
+        std::mem::replace(&mut self.told_bounding, bounds) != bounds
     }
 
     pub(crate) fn wake_at(&mut self, time: Time) {

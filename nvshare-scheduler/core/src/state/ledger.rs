@@ -459,6 +459,11 @@ impl Ledger {
         self.due.first().copied()
     }
 
+    /// The clients about which something is overdue at this time.
+    pub(crate) fn due_by(&self, now: Time) -> impl Iterator<Item = ClientId> {
+        self.due.iter().take_while(move |(due, _)| *due <= now).map(|&(_, id)| id)
+    }
+
     /// Pinned bytes of all clients that are not in the group.
     pub(crate) fn pinned_beside(&self, group: Group) -> u128 {
         self.sums.pinned - group.pinned

@@ -14,6 +14,7 @@ pub(crate) mod entries;
 pub(crate) mod gangs;
 pub(crate) mod gpu;
 pub(crate) mod ledger;
+pub(crate) mod overdue;
 pub(crate) mod place;
 pub(crate) mod rule;
 pub(crate) mod share;
@@ -98,7 +99,8 @@ impl State {
         self.gpus.get(&uuid)
     }
 
-    /// A GPU that a step looks at. One that is not known is left out before (see `reconcile.rs`), and none is forgotten meanwhile.
+    /// A GPU that a step looks at, or of an account. One that is not known is left out before (see `reconcile.rs`), and none is
+    /// forgotten while a client uses it.
     pub(crate) fn known_gpu(&self, uuid: GpuUuid) -> Option<&Gpu> {
         let gpu = self.gpus.get(&uuid);
         debug_assert!(gpu.is_some(), "{uuid} is looked at, and not known");
@@ -220,7 +222,7 @@ impl State {
     /// A client is told whether others wait for what it holds. Returns whether that is news.
     pub(crate) fn note_waiting(&mut self, id: ClientId, waiting: bool) -> bool {
         let now = self.now;
-        self.clients.get_mut(&id).is_some_and(|client| client.tell_waiting(waiting, now))
+        self.clients.get_mut(&id).is_some_and(|client| client.note_told_waiting(waiting, now))
     }
 
     /// The drain of a client took this long.

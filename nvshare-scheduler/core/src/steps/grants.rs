@@ -1,5 +1,5 @@
-//! Grants: a client that is next gets the lock, with room for all that it has, once there is room on all of its GPUs. One place
-//! grants, and it takes all members of a gang at once.
+//! Grants: a client that is next gets the lock, with room for all that it has, once there is room on all of its GPUs. All members of
+//! a gang get it at once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::steps::round::Round;
 impl Round<'_> {
     /// Gives room to clients that are next and to allocations that wait, and takes it from clients that do not run.
     pub(crate) fn make_room(&mut self, uuid: GpuUuid) {
-        self.books.take_back_what_is_too_much(uuid);
+        self.books.reclaim_excess_room(uuid);
         let wants = |gpu: &&Gpu| !gpu.ledger.needy().is_empty() || !gpu.ledger.next().is_empty();
         if self.books.state().gpu(uuid).filter(wants).is_none() {
             return;
@@ -54,22 +54,22 @@ impl Round<'_> {
             if self.books.state().phase(id).is_some_and(Phase::is_next) {
                 let Some(gpu) = self.books.state().known_gpu(uuid) else { return };
                 reserved = reserved.saturating_add(gpu.deficit(id));
-                if self.nobody_else_gets_room(gpu, id, reserved) {
-                    return self.order_what_they_lack(uuid, id);
+                if self.is_free_room_too_small(gpu, id, reserved) {
+                    return self.order_total_deficit(uuid, id);
                 }
             }
         }
     }
 
     /// Whether the free room that is left behind a client is too little for any other that is next.
-    fn nobody_else_gets_room(&self, gpu: &Gpu, id: ClientId, reserved: u64) -> bool {
+    fn is_free_room_too_small(&self, gpu: &Gpu, id: ClientId, reserved: u64) -> bool {
         let least = gpu.ledger.least_next_deficit().unwrap_or(0);
         let free = self.books.state().free(gpu, id);
         gpu.ledger.next().len() > 1 && least > free.saturating_sub(reserved)
     }
 
     /// Orders what all who are next lack together.
-    fn order_what_they_lack(&mut self, uuid: GpuUuid, id: ClientId) {
+    fn order_total_deficit(&mut self, uuid: GpuUuid, id: ClientId) {
         let Some(gpu) = self.books.state().known_gpu(uuid) else { return };
         let sums = gpu.ledger.sums();
         if sums.leaving == 0 {
@@ -140,8 +140,7 @@ impl Books {
     fn find_room(&mut self, grantee: &Grantee, uuid: GpuUuid, ahead: Option<u64>) -> bool {
         let Grantee { id, ref unit, ref next, ref gpus } = *grantee;
         let state = self.state();
-        // A client may use more GPUs than the core knows (see `sizes.rs`).
-        let Some(gpu) = state.gpu(uuid) else { return true };
+        let Some(gpu) = state.known_gpu(uuid) else { return true };
         let deficit = next.iter().map(|&id| gpu.deficit(id)).fold(0, u64::saturating_add);
         let ahead = ahead.unwrap_or_else(|| state.reserved_before(gpu, unit));
         let free = state.free(gpu, id).saturating_sub(ahead);
@@ -163,9 +162,9 @@ impl Books {
     /// closed gate. The room is its own, whatever becomes of its turn.
     fn restore_early(&mut self, id: ClientId, uuid: GpuUuid, free: u64) {
         let now = self.state().now();
-        let there = self.state().client(id).zip(self.state().account(id, uuid));
+        let client_and_account = self.state().client(id).zip(self.state().account(id, uuid));
         // An allocation that waits is served first.
-        let Some((client, _)) = there.filter(|(_, account)| account.needs == 0) else { return };
+        let Some((client, _)) = client_and_account.filter(|(_, account)| account.needs == 0) else { return };
         let deficit = self.state().gpu(uuid).map_or(0, |gpu| gpu.deficit(id));
         let bytes = self.state().config().exchange.piece(client.memory, free, deficit);
         if bytes == 0 {
@@ -206,7 +205,7 @@ impl Books {
             client.wants = false;
             client.notes.reported_hopeless = false;
             if !begins {
-                client.accounts.values_mut().for_each(|account| account.claimed = 0);
+                client.accounts.values_mut().for_each(|account| account.moved_for_turn = 0);
             }
             let waited = |freed: &Time| client.waiting_since < *freed && *freed <= now;
             client.hand_over = freed_at.filter(waited).map(|freed| HandOver { freed, moves: moved });
@@ -215,7 +214,7 @@ impl Books {
         self.send_grant(id, until, room, begins);
     }
 
-    /// Sends a client the lock with this room; the client should run by `until`.
+    /// Sends a client the lock with this room; the client should run by `until`. Nothing else sends LOCK_OK.
     pub(crate) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Amount>, begins: bool) {
         let (epoch, since) = (self.new_epoch(), self.state().now());
         self.change_client(id, |client| client.grant(epoch, since, until, begins));
@@ -225,9 +224,9 @@ impl Books {
         // WAITERS goes before the grant: the gate may open at once, and work in flight must be bounded from the first
         // launch on.
         let state = self.state();
-        let contested = state.gpus_among(&gpus).any(|gpu| gpu.is_contested_from_the_grant(since));
+        let waited_for = state.gpus_among(&gpus).any(|gpu| gpu.bounds_submissions_from_grant(since));
         let bounded = state.client(id).is_some_and(|client| state.is_bounded(client));
-        if contested || bounded {
+        if waited_for || bounded {
             self.tell_waiting(id, true);
         }
         self.send(id, SchedulerMessage::LockOk { epoch, quantum_ms, room });

@@ -10,7 +10,7 @@ use crate::steps::books::Books;
 
 impl Books {
     /// Goes on with the trial of a GPU, if it is time.
-    pub(crate) fn measure(&mut self, uuid: GpuUuid) {
+    pub(crate) fn advance_trial(&mut self, uuid: GpuUuid) {
         let state = self.state();
         let now = state.now();
         let Some(gpu) = state.known_gpu(uuid) else { return };

@@ -12,7 +12,7 @@ impl Books {
     ///
     /// A client whose drains are given up one after the other stays, and others leave: its drain may wait for a thread that sleeps
     /// until all of its memory is back.
-    pub(crate) fn split_a_set_that_outgrew(&mut self, uuid: GpuUuid) {
+    pub(crate) fn shrink_outgrown_set(&mut self, uuid: GpuUuid) {
         let now = self.state().now();
         let Some(gpu) = self.state().known_gpu(uuid) else { return };
         let (retry_at, quantum) = (gpu.deferred.retry_at(), gpu.quantum);

@@ -3,60 +3,38 @@
 use nvshare_proto::GpuUuid;
 use nvshare_proto::units::Bytes;
 
-use crate::policy::patience::EVICT_RETRY;
 use crate::report::warnings::Topic;
-use crate::state::account::{Order, Stays};
 use crate::state::client::{Client, ClientId, Phase};
 use crate::steps::books::Books;
 
 impl Books {
-    /// Handles all that is overdue on a GPU.
-    pub(crate) fn see_to_what_is_overdue(&mut self, uuid: GpuUuid) {
-        while let Some((due, id)) = self.state().gpu(uuid).and_then(|gpu| gpu.ledger.first_due())
-            && due <= self.state().now()
-        {
+    /// Ends what is overdue on a GPU, once for each client: another change brings the GPU up again.
+    pub(crate) fn expire_overdue(&mut self, uuid: GpuUuid) {
+        let now = self.state().now();
+        let due: Vec<ClientId> =
+            self.state().gpu(uuid).map_or(Vec::new(), |gpu| gpu.ledger.due_by(now).collect());
+        for id in due {
             if self.state().client(id).is_some() {
-                self.see_to(id, uuid);
+                self.expire_for_client(id, uuid);
             } else {
                 self.report_departed(id, uuid);
             }
         }
     }
 
-    fn see_to(&mut self, id: ClientId, uuid: GpuUuid) {
+    fn expire_for_client(&mut self, id: ClientId, uuid: GpuUuid) {
         let (now, grace) = (self.state().now(), self.state().config().grace);
-        let unanswered = self.change_client(id, |client| {
-            client.stubborn_until = client.stubborn_until.filter(|&until| until > now);
-            client.may_go_on_until = client.may_go_on_until.filter(|&until| until > now);
-            let Some(account) = client.accounts.get_mut(&uuid) else {
-                debug_assert!(false, "a client without an account has no entry");
-                return false;
-            };
-            account.promised = account.promised.filter(|promise| promise.until > now);
-            // A host that had no memory may have some by now.
-            account.stays = account.stays.filter(|stays| stays.until > now);
-            if let Some(Order { since, .. }) = account.order
-                && since + grace <= now
-            {
-                account.order = None;
-                account.stays = Some(Stays { bytes: account.room, until: now + EVICT_RETRY });
-                return true;
-            }
-            false
-        });
-        if unanswered == Some(true) {
+        let unanswered = self.change_client(id, |client| client.expire(uuid, now, grace)).unwrap_or_default();
+        if unanswered.eviction {
             let text = format!(
                 "client {id} was asked for memory of {uuid} and does not answer; others go on without it"
             );
             self.warn_of_client(Topic::NoAnswer, id, Some(uuid), &text);
         }
-        let asked = self.state().client(id).filter(|client| !client.stuck).map(Client::phase);
-        match asked {
-            Some(Phase::Dropping { due, .. }) if due <= now => self.count_as_stuck(id, "give the lock back"),
-            Some(Phase::Granted { until, .. }) if until <= now => {
-                self.count_as_stuck(id, "run under its grant");
-            }
-            _ => {}
+        match unanswered.lock {
+            Some(Phase::Dropping { .. }) => self.count_as_stuck(id, "give the lock back"),
+            Some(_) => self.count_as_stuck(id, "run under its grant"),
+            None => {}
         }
     }
 

@@ -22,8 +22,8 @@ impl Books {
         if !self.state().is_scheduling() {
             return self.agenda_mut().forget();
         }
-        self.look_at_what_is_due();
-        self.spread_to_others();
+        self.queue_due_gpus();
+        self.queue_gangs_and_watchers();
         if !self.agenda().gpus().is_empty() {
             self.refresh_places();
         }
@@ -33,7 +33,7 @@ impl Books {
                 break;
             }
             looked_at.append(&mut self.look_at_all());
-            self.spread_to_others();
+            self.queue_gangs_and_watchers();
         }
         if self.state().is_settled() {
             self.tell_holders();
@@ -49,7 +49,7 @@ impl Books {
     }
 
     /// GPUs are looked at whose deadline has come. One that has been forgotten since has no deadline.
-    fn look_at_what_is_due(&mut self) {
+    fn queue_due_gpus(&mut self) {
         let now = self.state().now();
         while let Some(uuid) = self.agenda_mut().take_due(now) {
             if self.change_gpu(uuid, |gpu| gpu.deadline = None).is_some() {
@@ -59,7 +59,7 @@ impl Books {
     }
 
     /// A change of one member may concern the others of its gang, and waiters that watch for it, on their GPUs.
-    fn spread_to_others(&mut self) {
+    fn queue_gangs_and_watchers(&mut self) {
         while let Some(id) = self.agenda_mut().take_woken() {
             self.look_at(self.state().gpus_of(&self.state().unit(id)));
         }
@@ -80,7 +80,7 @@ impl Books {
         }
         let mut gpus = self.agenda_mut().take_gpus();
         self.count_work(gpus.len() as u64);
-        // A client may use more GPUs than the core knows (see `sizes.rs`).
+        // This event may have forgotten some.
         gpus.retain(|&uuid| self.state().gpu(uuid).is_some());
         for &uuid in &gpus {
             self.bring_up_to_date(uuid);
@@ -95,17 +95,17 @@ impl Books {
     fn bring_up_to_date(&mut self, uuid: GpuUuid) {
         let (now, settled_at) = (self.state().now(), self.state().settled_at());
         self.change_gpu(uuid, |gpu| gpu.bring_up_to_date(now));
-        self.forget_what_was_deferred(uuid);
+        self.clear_finished_deferrals(uuid);
         if now < settled_at {
             return self.wake_at(uuid, settled_at);
         }
-        self.see_to_what_is_overdue(uuid);
+        self.expire_overdue(uuid);
         self.enforce_limits(uuid);
-        self.measure(uuid);
-        self.split_a_set_that_outgrew(uuid);
+        self.advance_trial(uuid);
+        self.shrink_outgrown_set(uuid);
     }
 
-    /// Chooses who is next on each of these GPUs, and makes room. One place grants, and one asks for the lock back.
+    /// Chooses who is next on each of these GPUs, and makes room.
     fn decide_on(&mut self, gpus: &BTreeSet<GpuUuid>) {
         let mut round = Round::new(self);
         for &uuid in gpus {
@@ -115,13 +115,13 @@ impl Books {
             }
             round.judge_waiters(uuid);
             round.make_room(uuid);
-            round.books.note_contest(uuid);
+            round.books.update_bounding(uuid);
         }
     }
 
     /// When the clients that deferred a drain have left, or their work is complete, the turns of others are no longer for
     /// it.
-    fn forget_what_was_deferred(&mut self, uuid: GpuUuid) {
+    fn clear_finished_deferrals(&mut self, uuid: GpuUuid) {
         let gpu = self.state().gpu(uuid).filter(|gpu| gpu.deferred.is_pending(self.state().now()));
         let deferred = |id: &ClientId| {
             let unit = self.state().unit(*id);
@@ -134,10 +134,10 @@ impl Books {
     }
 
     /// Notes whether a client waits for what is held of a GPU.
-    fn note_contest(&mut self, uuid: GpuUuid) {
+    fn update_bounding(&mut self, uuid: GpuUuid) {
         let now = self.state().now();
         let note = |gpu: &mut Gpu| {
-            if gpu.note_contest(now) { gpu.ledger.holders().clone() } else { BTreeSet::new() }
+            if gpu.update_bounding(now) { gpu.ledger.holders().clone() } else { BTreeSet::new() }
         };
         let holders = self.change_gpu(uuid, note).unwrap_or_default();
         self.tell_later(holders);
@@ -147,7 +147,7 @@ impl Books {
     /// for the whole gang.
     fn tell_holders(&mut self) {
         let now = self.state().now();
-        let to_tell = self.agenda_mut().take_those_to_tell();
+        let to_tell = self.agenda_mut().take_clients_to_tell();
         let mut of_gangs: BTreeMap<u64, bool> = BTreeMap::new();
         for id in self.state().with_their_gangs(to_tell) {
             self.count_work(1);
@@ -155,12 +155,12 @@ impl Books {
             // It may be gone by now.
             let Some(client) = state.client(id) else { continue };
             let known = client.gang.and_then(|gang| of_gangs.get(&gang)).copied();
-            let contested = known.unwrap_or_else(|| {
+            let waited_for = known.unwrap_or_else(|| {
                 let gpus = state.gpus_of(&state.unit_of(client));
-                state.gpus_among(&gpus).any(|gpu| gpu.is_contested(now))
+                state.gpus_among(&gpus).any(|gpu| gpu.bounds_submissions(now))
             });
-            of_gangs.extend(client.gang.map(|gang| (gang, contested)));
-            let waiting = contested || state.is_bounded(client);
+            of_gangs.extend(client.gang.map(|gang| (gang, waited_for)));
+            let waiting = waited_for || state.is_bounded(client);
             if client.phase().holds() {
                 self.tell_waiting(id, waiting);
             }

@@ -15,7 +15,7 @@ use crate::steps::books::Books;
 
 impl Books {
     /// If the capacity has become smaller than the room that was given, evicts the excess as far as it can leave.
-    pub(crate) fn take_back_what_is_too_much(&mut self, uuid: GpuUuid) {
+    pub(crate) fn reclaim_excess_room(&mut self, uuid: GpuUuid) {
         let excess = |gpu: &Gpu| gpu.ledger.sums().room.saturating_sub(u128::from(gpu.capacity));
         let too_much = self.state().gpu(uuid).map_or(0, excess);
         if too_much > 0 {
@@ -36,23 +36,23 @@ impl Books {
     }
 
     fn serve_need(&mut self, id: ClientId, uuid: GpuUuid, reserved: &mut u64) {
-        let there = self.state().gpu(uuid).zip(self.state().account(id, uuid));
+        let gpu_and_account = self.state().gpu(uuid).zip(self.state().account(id, uuid));
         // None: its need is over since this look began.
-        let Some((gpu, account)) = there.filter(|(_, account)| account.needs > 0) else { return };
+        let Some((gpu, account)) = gpu_and_account.filter(|(_, account)| account.needs > 0) else { return };
         let parked =
             gpu.ledger.entry(id).is_some_and(|entry| !entry.standing.holds() && !entry.standing.is_staying());
         // One client can have no more than the capacity: a larger need gets only the rest up to that, which may be nothing.
         let capacity = self.state().capacity(gpu, id);
         let needs = account.needs.min(capacity.saturating_sub(account.room));
         let before = if parked { self.state().reserved_before(gpu, &Unit::alone(id)) } else { 0 };
-        let (there, first) = (self.state().free(gpu, id), reserved.saturating_add(before));
-        let free = there.saturating_sub(first);
-        if needs <= free {
-            return self.give_room(id, uuid, needs + spare(gpu, free - needs, id));
+        let (free, ahead) = (self.state().free(gpu, id), reserved.saturating_add(before));
+        let available = free.saturating_sub(ahead);
+        if needs <= available {
+            return self.give_room(id, uuid, needs + spare(gpu, available - needs, id));
         }
         // Freed room goes to the clients ahead first: if less than all of it were ordered, the order would be repeated
         // without end.
-        let missing = first.saturating_add(needs).saturating_sub(there);
+        let missing = ahead.saturating_add(needs).saturating_sub(free);
         let missing = missing.saturating_add(self.state().overfull(gpu, id));
         *reserved = reserved.saturating_add(needs);
         // A client that is leaving will be asked for room when it has left.
@@ -100,10 +100,7 @@ impl Books {
     fn want_turn(&mut self, id: ClientId) {
         let now = self.state().now();
         if self.state().client(id).is_some_and(|client| client.phase() == Phase::Parked && !client.wants) {
-            self.change_client(id, |client| {
-                client.wants = true;
-                client.waiting_since = now;
-            });
+            self.change_client(id, |client| client.request_lock(now));
         }
     }
 

@@ -19,7 +19,7 @@ pub(crate) struct Round<'a> {
     waiters: BTreeMap<ClientId, Arc<Case>>,
     /// Waiters that watch the GPUs where something is in their way, since they were judged last; by the first of each gang.
     pub(crate) watching: BTreeSet<ClientId>,
-    /// Waiters whose contested GPUs are noted, since they were judged last; by the first of each gang.
+    /// Waiters whose full GPUs are noted since they were judged last; by the first of each gang.
     pub(crate) noted: BTreeSet<ClientId>,
     /// Those who are next, use several GPUs and were considered for a grant, by the first of each gang.
     pub(crate) considered: BTreeSet<ClientId>,
@@ -69,7 +69,7 @@ impl<'a> Round<'a> {
             || self.books.muster_gang(id)
             || self.books.state().is_stopped(&self.books.state().unit(id));
         if let Some(uuid) = full {
-            self.books.say_why(id, uuid);
+            self.books.warn_no_room_once(id, uuid);
         }
         self.books.set_unit_hopeless(id, hopeless);
         hopeless
@@ -107,7 +107,7 @@ impl<'a> Round<'a> {
 
 impl Books {
     /// Says once why there is no room for a client on a GPU.
-    fn say_why(&mut self, id: ClientId, uuid: GpuUuid) {
+    fn warn_no_room_once(&mut self, id: ClientId, uuid: GpuUuid) {
         let state = self.state();
         let there = state.gpu(uuid).zip(state.client(id));
         // There is nothing to say while a process that has just ended still frees its memory.

@@ -8,18 +8,20 @@ use crate::state::client::ClientId;
 use crate::state::gpu::{Gpu, Size, Source};
 use crate::steps::books::Books;
 
-/// GPUs that the core remembers when no client uses them.
-const MOST_GPUS: usize = 256;
+/// Beyond this number of GPUs, the core forgets those that no client uses. No machine has as many: most are invented by a client.
+const PRUNE_UNUSED_ABOVE: usize = 256;
 
 impl Books {
-    /// A GPU that a client uses has its place among those that the core knows.
-    pub(crate) fn begin_to_use(&mut self, uuid: GpuUuid) {
-        if self.state().gpus().count() >= MOST_GPUS {
-            // No machine has more GPUs: most of these are invented by a client.
+    /// Makes known the GPUs that a client is about to use. It comes before the client's accounts there, so that each GPU of an account
+    /// is known.
+    pub(crate) fn know_gpus_of(&mut self, uuids: &[GpuUuid]) {
+        if self.state().gpus().count() >= PRUNE_UNUSED_ABOVE {
             self.forget_unused_gpus();
         }
-        self.know_gpu(uuid, |config| Gpu::new(uuid, 0, Source::Clients, config.rule(uuid)));
-        self.look_at([uuid]);
+        for &uuid in uuids {
+            self.know_gpu(uuid, |config| Gpu::new(uuid, 0, Source::Clients, config.rule(uuid)));
+        }
+        self.look_at(uuids.iter().copied());
     }
 
     /// Tells a client how much it may fill of a GPU that it has begun to use.

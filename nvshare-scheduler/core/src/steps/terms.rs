@@ -25,10 +25,8 @@ impl Books {
                 gpu.shares.advance(now);
                 gpu.shares.set_terms(job, terms)
             };
-            // A client may use more GPUs than the core knows (see `sizes.rs`).
-            let Some(differs) = self.change_gpu(uuid, set) else { continue };
             self.count_work(1);
-            if differs {
+            if self.change_gpu(uuid, set) == Some(true) {
                 self.look_at([uuid]);
                 is_news = true;
             }

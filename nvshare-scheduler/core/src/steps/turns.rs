@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use nvshare_proto::GpuUuid;
 
 use crate::judge::short::{idle_detection_time, is_short};
-use crate::judge::waiter::{Case, Departure, Head, Verdict, head_beside, nobody_else_fits};
+use crate::judge::waiter::{Case, Head, TurnPlan, Verdict, head_beside, nobody_else_fits};
 use crate::state::client::{Client, ClientId, Phase, Why};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
@@ -14,13 +14,13 @@ use crate::state::rule::Rule;
 use crate::steps::books::Books;
 use crate::steps::round::Round;
 
-/// How a waiter claims the turn of those who leave for it.
+/// When a waiter takes the turn of the clients that leave for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Claim {
+enum Takeover {
     /// Their turn is over.
-    InTurn,
+    AtTurnEnd,
     /// Their turn is over, and the waiter's work is short.
-    ShortInTurn,
+    ShortAtTurnEnd,
     /// The waiter's work is short, and goes ahead of their turn.
     Interrupting,
 }
@@ -29,7 +29,7 @@ impl Round<'_> {
     /// Judges the waiters of a GPU in their order. Those that fit beside the others and delay nobody ahead of them become next at once,
     /// the first that does not fit when the turn is over.
     pub(crate) fn judge_waiters(&mut self, uuid: GpuUuid) {
-        self.books.change_gpu(uuid, |gpu| gpu.contested = false);
+        self.books.change_gpu(uuid, |gpu| gpu.has_waiter = false);
         let mut head: Option<Head> = None;
         let mut at: Option<Place> = None;
         let mut judged_gangs: Vec<u64> = Vec::new();
@@ -53,8 +53,8 @@ impl Round<'_> {
                 if nobody_else_fits(gpu) {
                     return;
                 }
-                if self.books.state().everybody_else_waits_for(gpu, head) {
-                    return self.books.note_contested(uuid);
+                if self.books.state().would_everybody_delay(gpu, head) {
+                    return self.books.note_waiter(uuid);
                 }
             }
             let case = self.open_case(id);
@@ -77,7 +77,7 @@ impl Round<'_> {
             Verdict::Hopeless => {
                 // A holder that gave up its drains is still told that a client waits, so that it bounds its work in flight.
                 if self.books.state().gpu(uuid).is_some_and(|gpu| self.books.state().somebody_defers(gpu)) {
-                    self.books.note_contested(uuid);
+                    self.books.note_waiter(uuid);
                 }
                 let until = self.books.state().gang_waits_until(id);
                 if let Some(until) = until.filter(|&until| until > self.books.state().now()) {
@@ -88,19 +88,19 @@ impl Round<'_> {
             }
             Verdict::GangIsLeaving => {}
             Verdict::WouldDelayHead => {
-                self.books.note_contested(uuid);
+                self.books.note_waiter(uuid);
                 self.books.line_up(uuid, &case.unit, head.as_mut());
             }
             Verdict::Paced(until) => self.books.wake_at(uuid, until),
             // Until those ahead have gone, the waiter is in nobody's way here.
             Verdict::NotFirstElsewhere => {
-                if self.books.state().outlook(case).is_contested(uuid) {
-                    self.books.note_contested(uuid);
+                if self.books.state().outlook(case).does_not_fit_on(uuid) {
+                    self.books.note_waiter(uuid);
                 }
             }
             Verdict::Fits => self.books.make_next(&case.unit, Why::Joins),
             Verdict::NeedsTurn => {
-                self.note_all_contested(uuid, case);
+                self.note_waiter_on_full_gpus(uuid, case);
                 if self.books.recall_part_of_gang(&case.unit) {
                     return;
                 }
@@ -114,8 +114,8 @@ impl Round<'_> {
 
     /// The first waiter that does not fit takes the turn if it is over. Else it waits, as the head of the queue.
     fn take_turn_or_wait(&mut self, uuid: GpuUuid, id: ClientId, case: &Case) -> Option<Head> {
-        let (unit, contested) = (&case.unit, &self.books.state().outlook(case).contested);
-        let Departure { splits, end } = self.books.state().departure_for(case);
+        let (unit, full_gpus) = (&case.unit, &self.books.state().outlook(case).full_gpus);
+        let TurnPlan { splits, end } = self.books.state().turn_plan(case);
         match *end {
             Some(end) if end.at <= self.books.state().now() => {
                 let mut leavers: Vec<ClientId> =
@@ -126,12 +126,18 @@ impl Round<'_> {
                     leavers.dedup();
                 }
                 self.books.count_work(leavers.len() as u64);
-                self.books.claim(unit, contested, leavers, end.in_turn > self.books.state().now());
+                let state = self.books.state();
+                let takeover = match (is_short(state, unit), end.in_turn > state.now()) {
+                    (false, _) => Takeover::AtTurnEnd,
+                    (true, false) => Takeover::ShortAtTurnEnd,
+                    (true, true) => Takeover::Interrupting,
+                };
+                self.books.take_turn(unit, full_gpus, leavers, takeover);
                 return None;
             }
             Some(end) => self.books.wake_at(uuid, end.at),
             // The turn that it waits for may be on another GPU: when something changes there, its GPUs are looked at again.
-            None => self.watch(case, contested, id),
+            None => self.watch(case, full_gpus, id),
         }
         let gpu = self.books.state().known_gpu(uuid)?;
         Some(match splits.iter().find(|split| split.gpu == uuid) {
@@ -140,15 +146,15 @@ impl Round<'_> {
         })
     }
 
-    /// Others are waited for on each GPU that a waiter does not fit: noted once in a round, and at the look at each.
-    fn note_all_contested(&mut self, uuid: GpuUuid, case: &Case) {
+    /// Notes a waiter on each GPU that it does not fit. A round does this for all of them once, and then for the GPU that is looked at.
+    fn note_waiter_on_full_gpus(&mut self, uuid: GpuUuid, case: &Case) {
         let outlook = self.books.state().outlook(case);
         if self.noted.insert(case.unit.first()) {
-            for &gpu in &outlook.contested {
-                self.books.note_contested(gpu);
+            for &gpu in &outlook.full_gpus {
+                self.books.note_waiter(gpu);
             }
-        } else if outlook.is_contested(uuid) {
-            self.books.note_contested(uuid);
+        } else if outlook.does_not_fit_on(uuid) {
+            self.books.note_waiter(uuid);
         }
     }
 
@@ -183,8 +189,8 @@ impl Books {
         }
     }
 
-    fn note_contested(&mut self, uuid: GpuUuid) {
-        self.change_gpu(uuid, |gpu| gpu.contested = true);
+    fn note_waiter(&mut self, uuid: GpuUuid) {
+        self.change_gpu(uuid, |gpu| gpu.has_waiter = true);
     }
 
     /// The clients of a unit whose gate is closed get the lock as soon as there is room.
@@ -194,54 +200,46 @@ impl Books {
             if self.state().phase(id) == Some(Phase::Parked) {
                 self.change_client(id, |client| {
                     client.make_next(why);
-                    // A member for which others of its gang asked waits on with them if it has to step back: a job that
-                    // wanted the GPU only while it is next would change the shares each time.
-                    if !std::mem::replace(&mut client.wants, true) {
-                        client.waiting_since = now;
-                    }
+                    // A member may wait only because its gang asked. It goes on waiting if it has to step back. Otherwise the
+                    // shares would change each time.
+                    client.request_lock(now);
                 });
             }
         }
     }
 
-    /// The turn passes to a waiter: clients that do not fit beside it leave. `is_early`: before their turn is over.
-    fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>, is_early: bool) {
-        let claim = match (is_short(self.state(), unit), is_early) {
-            (false, _) => Claim::InTurn,
-            (true, false) => Claim::ShortInTurn,
-            (true, true) => Claim::Interrupting,
-        };
-        let left = leavers.iter().flat_map(|&leaver| self.state().gpus_used_by(leaver));
-        let passing: BTreeSet<GpuUuid> = left.chain(contested.iter().copied()).collect();
+    /// Gives the turn to a waiter: clients that do not fit beside it leave.
+    fn take_turn(&mut self, unit: &Unit, full_gpus: &[GpuUuid], leavers: Vec<ClientId>, takeover: Takeover) {
+        let gpus_of_leavers = leavers.iter().flat_map(|&leaver| self.state().gpus_used_by(leaver));
+        let passing: BTreeSet<GpuUuid> = gpus_of_leavers.chain(full_gpus.iter().copied()).collect();
         for &uuid in &passing {
-            self.pass_turn(uuid, unit, &leavers, claim);
+            self.pass_turn(uuid, unit, &leavers, takeover);
         }
-        // Their gangs are among them.
+        // `leavers` contains whole gangs (see `State::split_for`), so each is asked alone.
         for leaver in leavers {
             self.ask_one_to_leave(leaver);
         }
         for &uuid in &passing {
-            self.begin_hand_over(uuid, unit, claim);
+            self.begin_hand_over(uuid, unit, takeover);
         }
         self.make_next(unit, Why::Claims);
     }
 
     /// The turn of one GPU passes to a unit, which pays for that if it interrupts the turn of others.
-    fn pass_turn(&mut self, uuid: GpuUuid, unit: &Unit, leavers: &[ClientId], claim: Claim) {
+    fn pass_turn(&mut self, uuid: GpuUuid, unit: &Unit, leavers: &[ClientId], takeover: Takeover) {
         let state = self.state();
         let (now, stood_still) = (state.now(), idle_detection_time(state, leavers));
-        // A client may use more GPUs than the core knows (see `sizes.rs`).
-        let Some(gpu) = state.gpu(uuid) else { return };
+        let Some(gpu) = state.known_gpu(uuid) else { return };
         let to_move = state.bytes_to_move(gpu, unit);
         let cost = state.hand_over_cost(gpu, unit, to_move);
         let job = state.clients_of(unit).next().map(|client| client.job);
         for &id in unit.on(uuid) {
-            self.change_account(id, uuid, |account| account.claimed = to_move);
+            self.change_account(id, uuid, |account| account.moved_for_turn = to_move);
         }
         self.change_gpu(uuid, |gpu| {
             gpu.budget.spend(stood_still);
-            match claim {
-                Claim::Interrupting => {
+            match takeover {
+                Takeover::Interrupting => {
                     let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.runs);
                     let here = leavers.iter().copied().filter(runs);
                     gpu.turn.interrupt(here, now);
@@ -250,23 +248,22 @@ impl Books {
                         gpu.shares.charge(job, cost);
                     }
                 }
-                // While the turn of others is interrupted, more short work may come.
-                Claim::ShortInTurn => {}
-                Claim::InTurn => gpu.turn.pass_to(unit),
+                // The interrupted turn stays interrupted: more short work may come before it goes on.
+                Takeover::ShortAtTurnEnd => {}
+                Takeover::AtTurnEnd => gpu.turn.pass_to(unit),
             }
         });
     }
 
-    /// Begins the hand-over of a GPU to a unit, after the leavers were asked. A rule that chooses the quantum chooses the unit's by the
+    /// Begins the hand-over of a GPU to a unit, after the leavers were asked. With an `auto` rule, the unit's quantum follows from the
     /// cost of this hand-over.
-    fn begin_hand_over(&mut self, uuid: GpuUuid, unit: &Unit, claim: Claim) {
-        // A client may use more GPUs than the core knows (see `sizes.rs`).
-        let Some(gpu) = self.state().gpu(uuid) else { return };
+    fn begin_hand_over(&mut self, uuid: GpuUuid, unit: &Unit, takeover: Takeover) {
+        let Some(gpu) = self.state().known_gpu(uuid) else { return };
         let to_move = self.state().bytes_to_move(gpu, unit);
         let quantum = self.state().quantum(gpu, unit, to_move);
         self.change_gpu(uuid, |gpu| {
             gpu.released.clear();
-            if matches!(gpu.rule, Rule::Auto(_)) && to_move > 0 && claim == Claim::InTurn {
+            if matches!(gpu.rule, Rule::Auto(_)) && to_move > 0 && takeover == Takeover::AtTurnEnd {
                 gpu.quantum = quantum;
             }
         });

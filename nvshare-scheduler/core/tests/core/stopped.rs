@@ -202,7 +202,10 @@ fn its_drain_is_not_waited_for() {
     answer(&mut table, sent);
     let sent = stops(&mut table, true);
     assert!(table.core.client_status().iter().any(|client| client.client == STOPPED && client.stuck));
-    assert!([1, 2].iter().any(|&other| asked_to_leave(&sent, other).is_some()), "another makes room: {sent:?}");
+    assert!(
+        [1, 2].iter().any(|&other| asked_to_leave(&sent, other).is_some()),
+        "another makes room: {sent:?}"
+    );
 }
 
 #[test]

@@ -31,7 +31,8 @@ fn memory_that_stays_is_said_once_a_minute() {
         sent.append(&mut table.wait_until(at + 99));
     }
     assert!(asked > 500, "it was asked {asked} times");
-    let said: Vec<&String> = table.notes.iter().filter(|note| note.contains("stay where they are")).collect();
+    let said: Vec<&String> =
+        table.notes.iter().filter(|note| note.contains("this memory cannot be moved")).collect();
     assert_eq!(said.len(), 2, "{said:#?}");
     assert!(
         !said[0].contains("more since") && said[1].contains("times more since the last such line"),
