@@ -332,7 +332,7 @@ static void a_full_queue_holds_its_context(void) {
     EXPECT(launches_ == 1100 && asked_);
 }
 
-/* A driver before 12.4 has no event behind a whole context. */
+/* A driver before 12.5 has no event behind a whole context. */
 static void without_events_of_contexts(void) {
     void *found = &found;
     begin();

@@ -54,7 +54,7 @@ pub(crate) fn free_in_order(allocation: &Arc<Allocation>, stream: CUstream) -> C
 }
 
 /// An event behind the work on a stream. For a legacy stream it is an event behind the whole context, since an event on the
-/// legacy stream would delay the context's blocking streams. Only on drivers before 12.4, and beside a capture, is the event
+/// legacy stream would delay the context's blocking streams. Only on drivers before 12.5, and beside a capture, is the event
 /// recorded on the legacy stream.
 fn behind(stream: CUstream) -> Result<Event, CUresult> {
     let of_stream = driver::context_of(stream)?;

@@ -2,7 +2,7 @@
 //!
 //! The drain records one event behind each context that lives ([`Event::behind_context`]). This event needs no handle of a
 //! stream and is no barrier. So a drain that is given up leaves nothing behind that could delay the program. But the event
-//! breaks captures, and drivers before 12.4 do not have it. Beside a capture, and on those drivers, the drain records an
+//! breaks captures, and drivers before 12.5 do not have it. Beside a capture, and on those drivers, the drain records an
 //! event on each stream of the context. It queries the legacy stream instead, where an event would be a barrier. Work that
 //! cannot be looked at without harm counts as incomplete.
 

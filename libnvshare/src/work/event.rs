@@ -27,7 +27,7 @@ impl Event {
 
     /// Records an event behind all work in a context, which includes streams that have been destroyed and, for a primary
     /// context, its green contexts (measured). It is no barrier, but it breaks every open capture in the context. The context
-    /// must be current and live through the call, with [`Relaxed`] in force. Drivers before 12.4 return
+    /// must be current and live through the call, with [`Relaxed`] in force. Drivers before 12.5 return
     /// [`CUresult::NOT_SUPPORTED`].
     pub(crate) fn behind_context(context: &Arc<Context>) -> Result<Self, CUresult> {
         let event = Self::new(context)?;

@@ -2,7 +2,7 @@
 //!
 //! Unlike a [drain](super::drain), which meets a closed gate, this waits for nothing that later work could delay. It waits for
 //! one event behind each context ([`Event::behind_context`]), which is no barrier and needs no handle of a stream. Beside a
-//! capture, and on drivers before 12.4, there is no such event.
+//! capture, and on drivers before 12.5, there is no such event.
 
 use super::captures;
 use super::contexts;

@@ -40,7 +40,7 @@ pub(crate) struct Config {
     pub(crate) keeps_pages: bool,
     /// Pools may be of managed memory, as from CUDA 13 on.
     pub(crate) managed_pools: bool,
-    /// The driver has `cuCtxRecordEvent`, as from 12.4 on.
+    /// The driver has `cuCtxRecordEvent`, as from 12.5 on.
     pub(crate) context_record: bool,
     /// Functions are loaded when they are launched first.
     pub(crate) lazy_loading: bool,

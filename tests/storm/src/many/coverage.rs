@@ -45,7 +45,7 @@ pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("cuMemAllocManaged", ""),
     ("cuMemAllocPitch", "pitch"),
     ("cuMemCreate and cuMemMap", "mapped"),
-    ("driver before 12.4", SIMULATED),
+    ("driver before 12.5", SIMULATED),
     ("event destroyed while it is waited for", ""),
     ("event kept", ""),
     ("event on the legacy stream", ""),

@@ -16,7 +16,7 @@ const MOODS: [Mood; 4] = [
     Mood { which: 3, name: "events of contexts that fail", setting: ("NVSIM_CTX_RECORD_FAILS", "3") },
     // Longer than a client with a new grant waits for an allocation before it restores; natively nothing waits for it.
     Mood { which: 6, name: "slow allocations", setting: ("NVSIM_SLOW_ALLOCATIONS", "8:700") },
-    Mood { which: 1, name: "driver before 12.4", setting: ("NVSIM_CTX_RECORD", "0") },
+    Mood { which: 1, name: "driver before 12.5", setting: ("NVSIM_CTX_RECORD", "0") },
     // The card is lost to the program at a random moment: under nvshare it ends with the driver's error, and does not hang. The value is a
     // file of the trial.
     Mood { which: 5, name: "card lost", setting: ("NVSIM_LOST", "") },
