@@ -137,7 +137,8 @@ impl Line {
             EventKind::Released if took.is_some() => format!("drained in {took_text}"),
             EventKind::Deferred => format!("its drain was given up after {took_text}"),
             EventKind::Evict => format!("{size} are to leave"),
-            EventKind::Evicted => format!("moved out {}", moved()),
+            // Unused room moves no bytes, so a rate would say nothing.
+            EventKind::Evicted => format!("{size} are free after {took_text}"),
             EventKind::Stays => format!("{size} cannot leave"),
             EventKind::NeedRoom => format!("an allocation waits for {size}"),
             EventKind::Room => format!("{size} for an allocation"),
@@ -219,7 +220,7 @@ mod tests {
         let known = BTreeMap::from([(GpuUuid([7; 16]), "GPU 0".to_owned())]);
         assert_eq!(
             Line::of(&event(EventKind::Evicted, Some(0), Some(0))).sentence(&known),
-            "06:33:08.123  GPU 0     client 3 python3          evicted     moved out 0 in 0.000 s (0.0 GiB/s)"
+            "06:33:08.123  GPU 0     client 3 python3          evicted     0 are free after 0.000 s"
         );
         assert!(Line::missed(5).sentence(&known).ends_with("missed      5 events were read too late"));
     }

@@ -49,8 +49,7 @@ impl Options {
             return Err(Error { path: settings.admin, reason });
         }
         if is_below(&settings.seats, folder_of(&settings.clients)) {
-            let reason = "the folder of seats is in the folder of the clients' socket, with which each container would have all \
-                          seats"
+            let reason = "--seats must not be inside the folder of --socket: containers mount that folder and would see all seats"
                 .to_owned();
             return Err(Error { path: settings.seats, reason });
         }
