@@ -1,7 +1,7 @@
-//! The seats that were given out, in a file: `/var/run/cdi` is empty after a start of the machine, and the kubelet still names their devices.
+//! The seats that containers have, in a file: after a reboot `/var/run/cdi` is empty, but the kubelet still asks for the seats' devices.
 //!
-//! A line has the seat's name, its limits, its claim and its slots, each with the claim's request. Since the name follows from the slots, which
-//! stand at the end, a line that is torn is seen.
+//! A line has the seat's name, its limits, its claim and its slots, each with the claim's request. The name is computed from the slots at the
+//! end of the line, so a truncated line is detected.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::options::Api;
 pub struct Record {
     /// The seat.
     pub seat: Seat,
-    /// The claim that it was given for. None: the device plugin gave it; or it is a claim's that has ended, and is to go.
+    /// The claim that it was made for. `None` for a seat of the device plugin, or of a claim that has ended.
     pub claim: Option<Claim>,
 }
 

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use support::{Server, Stream, connect};
 
-/// As many as are told to an administrator in a moment, and more than a batch.
+/// More events than fit in one batch.
 const EVENTS: u64 = 500;
 
 async fn ask(stream: &mut Stream, request: AdminRequest) -> AdminReply {

@@ -31,7 +31,7 @@ struct World {
     slabs: Slabs,
     /// Slabs that exist.
     there: BTreeSet<u64>,
-    /// Addresses and bytes of what lives.
+    /// Live allocations: address to size.
     lives: BTreeMap<u64, u64>,
     made: u64,
 }

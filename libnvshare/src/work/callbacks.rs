@@ -17,7 +17,7 @@ pub(crate) fn are_running() -> bool {
     RUNNING.try_with(Cell::get).unwrap_or(false)
 }
 
-/// The thread is marked while this lives. Unwinding through the callback removes the mark.
+/// Marks the thread until it is dropped, also by unwinding through the callback.
 pub(crate) struct Running;
 
 impl Running {

@@ -116,7 +116,7 @@ pub(crate) fn turns(gpus: &[GpuStatus]) -> Vec<String> {
     gpus.iter().filter(|gpu| gpu.by_measure).map(line).collect()
 }
 
-/// Less than this is not worth a line: NVML counts a little that belongs to nobody on an idle card.
+/// NVML reports a small amount that belongs to no process even on an idle GPU; smaller values are not shown.
 const LEAST_KEPT: u64 = GIB;
 
 /// A line for each GPU of which the driver keeps much that managed memory has given up.

@@ -1,5 +1,5 @@
-//! Exits that take long, and handlers that use the driver at exit. Those that were registered after the driver was initialised run while
-//! it serves them; those that were registered before find it shut down.
+//! Exits that take long, and handlers that use the driver at exit. Handlers registered after `cuInit` run before the driver shuts down;
+//! handlers registered earlier run after it.
 
 use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::units::MIB;
@@ -130,7 +130,7 @@ fn a_thread_at_the_gate_is_joined(memory: &str, when: &str, answer: &str) {
     exit.asks();
     exit.world.stop();
     if when == "after" {
-        // The driver serves it still, so it waits for its turn.
+        // The driver still accepts calls of this thread, so the thread waits for its turn.
         exit.grant();
     }
     let out = exit.out();

@@ -74,7 +74,7 @@ pub(crate) struct Entry {
     pub(crate) job: Job,
     /// The client's place among those that wait.
     pub(crate) place: Place,
-    /// The virtual time of the place counts from the GPU's clock: the client uses several GPUs, or waits with a gang.
+    /// The virtual time of the place counts from the GPU's clock (ARCHITECTURE.md, Words): the client uses several GPUs, or waits with a gang.
     pub(crate) floats: bool,
     /// Bytes that the GPU has, as the client says, or `None` for a process that has left.
     pub(crate) total: Option<u64>,
@@ -170,7 +170,7 @@ pub(crate) struct Ledger {
     staying: BTreeSet<ClientId>,
     /// Clients that hold the lock.
     holders: BTreeSet<ClientId>,
-    /// How many of those that stay, and how many holders, each job has that answer.
+    /// For each job, the number of its clients that stay, and of its holders, counting only clients that answer.
     staying_jobs: BTreeMap<Job, usize>,
     holder_jobs: BTreeMap<Job, usize>,
     next: BTreeSet<Place>,
@@ -203,7 +203,7 @@ pub(crate) struct Sums {
     pub(crate) ordered: u128,
     /// Orders to evict that are not answered.
     pub(crate) orders: usize,
-    /// Clients that were asked to leave and have not left, but for those that do not answer.
+    /// Clients that were asked to leave and have not left, except clients that do not answer.
     pub(crate) leaving: usize,
     /// Clients whose gate is open, or whose work completes.
     pub(crate) running: usize,
