@@ -21,7 +21,7 @@ Clients' socket. Containers mount its folder.
 Administrators' socket: changes are accepted there only.
 .TP
 .I /var/lib/nvshare/state.toml
-Settings that administrators changed at run time.
+Quanta and the switch that administrators set at run time (set-tq, on, off).
 .TP
 .I /var/run/nvshare-seats/
 A folder for each seat of a container, with a socket.
