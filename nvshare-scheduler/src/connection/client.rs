@@ -92,8 +92,8 @@ pub(super) async fn serve(
         .gang
         .take()
         .map(|gang| Gang { number: Tenant::gang(tenant.as_ref(), caller.user, &gang.name), size: gang.size });
-    // The runs of a gang are one job; a container, or a seat, is one job with all its processes.
-    let own = tenant.as_ref().filter(|tenant| gang.is_none() || tenant.is_container());
+    // The runs of a gang share the time as one; so do all processes of a container, a seat, or one of Slurm's jobs.
+    let own = tenant.as_ref().filter(|tenant| gang.is_none() || tenant.is_given());
     let identity = Identity { tenant: own.map(Tenant::number), gang, ..caller.peer.identity };
     let (to_client, outgoing) = mpsc::channel(BACKLOG);
     register.name = shown(&register.name);

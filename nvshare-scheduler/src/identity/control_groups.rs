@@ -32,8 +32,10 @@ impl Groups {
     /// The paths that end with a part that a container runtime made, the innermost first, and the controllers of their hierarchy.
     fn containers(&self) -> Vec<(&str, &str)> {
         let mut of_each = self.each().map(|(controllers, path)| {
-            let paths = std::iter::successors(Some(path), |&path| above(path));
-            paths.filter(|path| id_of(path).is_some()).map(|path| (controllers, path)).collect::<Vec<_>>()
+            groups(path)
+                .filter(|path| id_of(path).is_some())
+                .map(|path| (controllers, path))
+                .collect::<Vec<_>>()
         });
         of_each.find(|found| !found.is_empty()).unwrap_or_default()
     }
@@ -73,13 +75,44 @@ impl Groups {
         })
     }
 
-    /// Slurm's job: `…/slurm…/job_123/…`.
-    pub(crate) fn job(&self) -> Option<&str> {
-        self.each().filter(|(_, path)| path.contains("slurm")).find_map(|(_, path)| {
-            let job = path.split('/').find_map(|part| part.strip_prefix("job_"))?;
-            (!job.is_empty() && job.bytes().all(|byte| byte.is_ascii_digit())).then_some(job)
+    /// Slurm's job, if root made its control group and all above it. In a container it counts for nothing: root of the container can
+    /// make such a group.
+    pub(crate) fn job(&self) -> Option<u32> {
+        self.job_by(maker)
+    }
+
+    fn job_by(&self, maker: impl Fn(&str, &str) -> Option<u32>) -> Option<u32> {
+        self.each().find_map(|(controllers, path)| {
+            // The outermost one, though nobody but root makes a group within it.
+            let (group, job) = groups(path).filter_map(|group| Some((group, job_of(group)?))).last()?;
+            // A group of version 1 gets another name by whoever may write to the one above.
+            let is_roots = |group| id_of(group).is_none() && maker(controllers, group) == Some(0);
+            groups(group).all(is_roots).then_some(job)
         })
     }
+}
+
+/// A group and those above it, without the root of the hierarchy.
+fn groups(path: &str) -> impl Iterator<Item = &str> {
+    std::iter::successors(Some(path), |&path| above(path)).filter(|path| !path.is_empty())
+}
+
+/// The job, if a path is that of a job's group as Slurm's plugins make it. Version 2: `…/slurmstepd.scope/job_123`, with the node's name and
+/// an underscore before the scope's where a machine plays several nodes. Version 1: `/slurm/uid_1000/job_123`, or `/slurm_NODE/…`.
+/// (Slurm, `cgroup_v2.c` and `xcgroup.c`.)
+fn job_of(path: &str) -> Option<u32> {
+    let (place, part) = path.rsplit_once('/')?;
+    let job = number(part.strip_prefix("job_")?)?;
+    let (upper, name) = place.rsplit_once('/')?;
+    let is_scope = name == "slurmstepd.scope" || name.ends_with("_slurmstepd.scope");
+    let is_users = name.strip_prefix("uid_").and_then(number).is_some()
+        && upper.rsplit_once('/').is_some_and(|(_, name)| name == "slurm" || name.starts_with("slurm_"));
+    (is_scope || is_users).then_some(job)
+}
+
+/// A number of digits alone.
+fn number(text: &str) -> Option<u32> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
 /// The path of the group above.
@@ -185,24 +218,90 @@ mod tests {
     }
 
     #[test]
-    fn pods_and_jobs_by_their_control_groups() {
+    fn pods_by_their_control_groups() {
         const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
         let flat = UID.replace('-', "_");
-        for (groups, pod, job) in [
+        for (groups, pod) in [
             (
                 format!("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{flat}.slice/x"),
                 Some(UID),
-                None,
             ),
-            (format!("11:memory:/kubepods/besteffort/pod{UID}/abc"), Some(UID), None),
-            ("0::/machine.slice/libpod-payload.scope".to_owned(), None, None),
-            ("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0".to_owned(), None, Some("42")),
-            ("9:cpuset:/slurm/uid_1000/job_7/step_batch".to_owned(), None, Some("7")),
-            ("0::/user.slice/job_x".to_owned(), None, None),
+            (format!("11:memory:/kubepods/besteffort/pod{UID}/abc"), Some(UID)),
+            ("0::/machine.slice/libpod-payload.scope".to_owned(), None),
         ] {
-            let of = Groups(groups.clone());
-            assert_eq!((of.pod().as_deref(), of.job()), (pod, job), "{groups}");
+            assert_eq!(Groups(groups.clone()).pod().as_deref(), pod, "{groups}");
         }
+    }
+
+    #[test]
+    fn jobs_by_their_control_groups() {
+        let roots = |_: &str, _: &str| Some(0);
+        let id = "0123456789abcdef".repeat(4);
+        for (groups, job) in [
+            // Version 2: tasks, and the steps that Slurm makes by itself.
+            ("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0", Some(42)),
+            ("0::/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0", Some(42)),
+            ("0::/system.slice/slurmstepd.scope/job_42/step_extern/user/task_special", Some(42)),
+            ("0::/system.slice/slurmstepd.scope/job_42/step_interactive/user/task_0", Some(42)),
+            ("0::/system.slice/slurmstepd.scope/job_42/step_1/user/task_3/mine/deeper", Some(42)),
+            ("0::/system.slice/node7_slurmstepd.scope/job_42/step_0/user/task_0", Some(42)),
+            (&format!("0::/system.slice/slurmstepd.scope/job_42/step_0/user/docker-{id}.scope"), Some(42)),
+            // Version 1, with the other hierarchies elsewhere.
+            ("9:cpuset:/slurm/uid_1000/job_7/step_batch", Some(7)),
+            (
+                "9:cpuset:/slurm/uid_1000/job_7/step_extern/task_0\n1:name=systemd:/system.slice/slurmd.service",
+                Some(7),
+            ),
+            (
+                "4:pids:/system.slice\n2:freezer:/slurm_node7/uid_0/job_4294967295/step_interactive/task_0",
+                Some(u32::MAX),
+            ),
+            // The outermost job counts.
+            ("0::/system.slice/slurmstepd.scope/job_1/slurmstepd.scope/job_2", Some(1)),
+            // Slurm's own processes, and names that it does not make.
+            ("0::/system.slice/slurmstepd.scope/system", None),
+            ("0::/system.slice/slurmd.service", None),
+            ("0::/user.slice/job_42", None),
+            ("0::/user.slice/slurm/job_42", None),
+            ("0::/user.slice/xslurmstepd.scope/job_42", None),
+            ("9:cpuset:/slurm/job_42", None),
+            ("9:cpuset:/slurmy/uid_1000/job_42", None),
+            ("9:cpuset:/slurm/uid_x/job_42", None),
+            ("0::/system.slice/slurmstepd.scope/job_", None),
+            ("0::/system.slice/slurmstepd.scope/job_+42", None),
+            ("0::/system.slice/slurmstepd.scope/job_4294967296", None),
+            ("0::/system.slice/slurmstepd.scope/job_42x/step_0", None),
+            // Root of a container makes what it likes.
+            (&format!("0::/docker/{id}/system.slice/slurmstepd.scope/job_42/step_0/user/task_0"), None),
+            ("0::/", None),
+            ("", None),
+        ] {
+            assert_eq!(Groups(groups.to_owned()).job_by(roots), job, "{groups}");
+        }
+    }
+
+    #[test]
+    fn a_job_that_a_user_made_up_counts_for_nothing() {
+        let users = |_: &str, path: &str| {
+            Some(if path.starts_with("/user.slice/user-1000.slice/") { 1000 } else { 0 })
+        };
+        let of = |groups: &str, maker: fn(&str, &str) -> Option<u32>| Groups(groups.to_owned()).job_by(maker);
+        let forged = "1:name=systemd:/user.slice/user-1000.slice/slurm/uid_1000/job_9";
+        assert_eq!(of(forged, users), None);
+        let both = "1:name=systemd:/user.slice/user-1000.slice/slurm/uid_1000/job_9\n2:freezer:/slurm/uid_1000/job_5/step_0";
+        assert_eq!(of(both, users), Some(5), "the real one counts beside it");
+        // A user who owns the group above gives it another name.
+        let renamed = |_: &str, path: &str| Some(if path.ends_with("uid_1000") { 1000 } else { 0 });
+        assert_eq!(of("2:freezer:/slurm/uid_1000/job_5/step_0", renamed), None);
+        // The groups below a job may be its user's.
+        let delegated = |_: &str, path: &str| Some(if path.contains("step_0") { 1000 } else { 0 });
+        assert_eq!(of("2:freezer:/slurm/uid_1000/job_5/step_0", delegated), Some(5));
+        assert_eq!(
+            of("0::/system.slice/slurmstepd.scope/job_5", |_, _| None),
+            None,
+            "nothing can be looked up"
+        );
+        assert_eq!(of("0::/../system.slice/slurmstepd.scope/job_5", maker), None);
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(crate) fn describe(pid: u32, user: u32, groups: &Groups) -> Option<Described
         command: harmless(&format!("[{}]", String::from_utf8_lossy(&name).trim())),
         container: groups.container_id().map(str::to_owned),
         pod: groups.pod(),
-        job: groups.job().map(str::to_owned),
+        job: groups.job().map(|job| job.to_string()),
     };
     Some(Described { info, container: groups.container().map(str::to_owned) })
 }

@@ -1,8 +1,8 @@
 //! Tenants: the processes that share one quota.
 //!
-//! A tenant is a seat, as the listener tells, a container, as the kernel's control groups tell, or the processes of one
-//! `nvshare-ctl run`, which name it themselves and have one user; else a process is by itself. Each tenant has a [`Page`] in memory that its
-//! processes map.
+//! A tenant is a seat, as the listener tells, one of Slurm's jobs or a container, as the kernel's control groups tell, or the processes of
+//! one `nvshare-ctl run`, which name it themselves and have one user; else a process is by itself. Each tenant has a [`Page`] in memory that
+//! its processes map.
 
 #![allow(unsafe_code, reason = "shared memory")]
 
@@ -22,7 +22,7 @@ use super::control_groups::Groups;
 use crate::lock::lock;
 use crate::sockets::frames::{self, Stream};
 
-/// A tenant: a container, a seat, or one run.
+/// A tenant: a container, a seat, one of Slurm's jobs, or one run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Tenant {
     /// A container, by the whole path of its control group: anybody can make one with the same ending below a group
@@ -30,6 +30,8 @@ pub(crate) enum Tenant {
     Container(String),
     /// A seat, by the listener that accepted the connections of its processes.
     Seat(SeatName),
+    /// One of Slurm's jobs, with the containers that it has.
+    Job(u32),
     /// The processes that a user's `nvshare-ctl run` started.
     Run {
         /// The user.
@@ -40,24 +42,25 @@ pub(crate) enum Tenant {
 }
 
 impl Tenant {
-    /// The tenant of a process: its container as the kernel says, or else the run that the process names.
+    /// The tenant of a process: its job or its container as the kernel says, or else the run that the process names.
     #[must_use]
     pub(crate) fn of(groups: &Groups, user: Option<u32>, run: Option<u64>) -> Option<Self> {
-        let container = groups.container().map(|path| Self::Container(path.to_owned()));
-        container.or_else(|| Some(Self::Run { user: user?, run: run? }))
+        let container = || groups.container().map(|path| Self::Container(path.to_owned()));
+        let named = || Some(Self::Run { user: user?, run: run? });
+        groups.job().map(Self::Job).or_else(container).or_else(named)
     }
 
-    /// Whether users within the tenant are its own, and all its processes are one job.
-    pub(crate) fn is_container(&self) -> bool {
-        matches!(self, Self::Container(_) | Self::Seat(_))
+    /// Whether the tenant is no choice of its processes: users within it are its own, and all its processes share the time as one.
+    pub(crate) fn is_given(&self) -> bool {
+        matches!(self, Self::Container(_) | Self::Seat(_) | Self::Job(_))
     }
 
-    /// The number of the gang of this name, in a container or seat, or else of a user: processes of others cannot join it.
+    /// The number of the gang of this name, in a container, seat or job, or else of a user: processes of others cannot join it.
     #[must_use]
     pub(crate) fn gang(tenant: Option<&Self>, user: Option<u32>, name: &str) -> u64 {
-        let container = tenant.filter(|tenant| tenant.is_container());
+        let given = tenant.filter(|tenant| tenant.is_given());
         let mut hasher = DefaultHasher::new();
-        (container, container.is_none().then_some(user), name).hash(&mut hasher);
+        (given, given.is_none().then_some(user), name).hash(&mut hasher);
         hasher.finish()
     }
 
@@ -211,6 +214,7 @@ mod tests {
             ["00000000000000aa", "00000000000000ab"].map(|name| Tenant::Seat(name.parse().unwrap()));
         assert_eq!(of(one.clone(), 0), of(one.clone(), 7), "those of a seat too");
         assert_ne!(of(one, 0), of(other, 0));
+        assert_ne!(of(Tenant::Job(1), 7), of(Tenant::Job(2), 7), "two jobs of one user");
     }
 
     #[test]
