@@ -14,6 +14,21 @@ pub(crate) fn client(text: &str) -> Result<u64, String> {
     text.parse().map_err(wrong)
 }
 
+/// The processes that a share or a limit is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Whose {
+    /// Those of a client's tenant, by the client's number.
+    Client(u64),
+    /// Those of one of Slurm's jobs, by its number, before it has any or later.
+    Job(u32),
+}
+
+/// A client's number, or `job:` and that of one of Slurm's jobs.
+pub(crate) fn whose(text: &str) -> Result<Whose, String> {
+    let Some(job) = text.strip_prefix("job:") else { return client(text).map(Whose::Client) };
+    job.parse().map(Whose::Job).map_err(|_| format!("{text:?} is no job of Slurm; accepted: job:123"))
+}
+
 /// A memory limit in bytes; 0: none.
 pub(crate) fn memory(text: &str) -> Result<u64, String> {
     if text == "none" { Ok(0) } else { parse_limit(text) }

@@ -19,15 +19,18 @@ pub const VERSION: u16 = 13;
 /// The oldest version that is spoken: the one before, so that what runs stays scheduled while the machine is upgraded.
 pub const OLDEST: u16 = VERSION - 1;
 
-/// The first version that has seats.
+/// The first version that has seats, and settings of Slurm's jobs.
 const SEATS: u16 = 13;
 
 impl Message for Request {
     fn since(&self) -> u16 {
         match self {
-            Self::Admin(AdminRequest::Seat(_) | AdminRequest::HoldSeats(_) | AdminRequest::RemoveSeat(_)) => {
-                SEATS
-            }
+            Self::Admin(
+                AdminRequest::Seat(_)
+                | AdminRequest::HoldSeats(_)
+                | AdminRequest::RemoveSeat(_)
+                | AdminRequest::BoundJob { .. },
+            ) => SEATS,
             _ => OLDEST,
         }
     }
@@ -450,6 +453,14 @@ pub enum AdminRequest {
     HoldSeats(Vec<(SeatName, Option<Holder>)>),
     /// Removes a seat that no process uses: its folder goes.
     RemoveSeat(SeatName),
+    /// Changes what one of Slurm's jobs may have, before its first process or later; a limit of 0 takes one back. The job's processes can
+    /// ask for less. It survives a restart of the scheduler.
+    BoundJob {
+        /// The job's number.
+        job: u32,
+        /// The settings, on each GPU.
+        given: Given,
+    },
 }
 
 /// An answer to an administrator: rows and [`AdminReply::End`], or one [`AdminReply::Done`].

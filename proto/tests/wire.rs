@@ -115,6 +115,7 @@ fn requests() -> Vec<(&'static str, Request)> {
             ])),
         ),
         ("remove_seat", Request::Admin(AdminRequest::RemoveSeat(seat().name()))),
+        ("bound_job", Request::Admin(AdminRequest::BoundJob { job: 42, given })),
     ]
 }
 

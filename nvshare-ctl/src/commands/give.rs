@@ -3,17 +3,17 @@
 use clap::Args;
 use nvshare_admin::Scheduler;
 use nvshare_proto::units::{parse_enforcement, parse_priority, parse_weight};
-use nvshare_proto::{AdminRequest, Enforcement, Given, Priority};
+use nvshare_proto::{AdminRequest, Enforcement, Given, GpuUuid, Priority};
 
-use crate::given::{client, compute, memory};
+use crate::given::{Whose, client, compute, memory, whose};
 use crate::gpu::Gpu;
 use crate::output::{Done, print_line};
 
 #[derive(Debug, Args)]
 pub(crate) struct LimitOptions {
-    /// The client's number, as `clients` shows it; its tenant's other processes share the limits
-    #[arg(value_parser = client, allow_negative_numbers = true)]
-    client: u64,
+    /// The client's number, as `clients` shows it, or job:123, one of Slurm's; its tenant's other processes share the limits
+    #[arg(value_parser = whose, allow_negative_numbers = true)]
+    client: Whose,
 
     /// Compute limit, in per cent of each GPU's time, or none
     #[arg(long, value_name = "PERCENT", value_parser = compute, allow_hyphen_values = true)]
@@ -34,9 +34,9 @@ pub(crate) struct LimitOptions {
 
 #[derive(Debug, Args)]
 pub(crate) struct WeightOptions {
-    /// The client's number, as `clients` shows it; the weight is its tenant's
-    #[arg(value_parser = client, allow_negative_numbers = true)]
-    client: u64,
+    /// The client's number, as `clients` shows it, or job:123, one of Slurm's; the weight is its tenant's
+    #[arg(value_parser = whose, allow_negative_numbers = true)]
+    client: Whose,
 
     /// Weight against others: 1 to 10000, where 100 is usual
     #[arg(value_parser = parse_weight, allow_hyphen_values = true)]
@@ -45,9 +45,9 @@ pub(crate) struct WeightOptions {
 
 #[derive(Debug, Args)]
 pub(crate) struct PriorityOptions {
-    /// The client's number, as `clients` shows it; the priority is its tenant's
-    #[arg(value_parser = client, allow_negative_numbers = true)]
-    client: u64,
+    /// The client's number, as `clients` shows it, or job:123, one of Slurm's; the priority is its tenant's
+    #[arg(value_parser = whose, allow_negative_numbers = true)]
+    client: Whose,
 
     /// low, normal or high: each step multiplies the weight by 8
     #[arg(value_parser = parse_priority, allow_negative_numbers = true)]
@@ -65,21 +65,30 @@ pub(crate) fn limit(scheduler: &Scheduler, options: &LimitOptions) -> Done {
     let gpu = options.gpu.as_ref().map(|gpu| gpu.uuid(scheduler)).transpose()?;
     let LimitOptions { compute, memory, policy: enforcement, .. } = *options;
     let given = Given { compute, memory, enforcement, ..Given::default() };
-    print_line(&scheduler.change(AdminRequest::Give { client: options.client, gpu, given })?)
+    give(scheduler, options.client, gpu, given)
 }
 
-fn give(scheduler: &Scheduler, client: u64, given: Given) -> Done {
-    print_line(&scheduler.change(AdminRequest::Give { client, gpu: None, given })?)
+fn give(scheduler: &Scheduler, whose: Whose, gpu: Option<GpuUuid>, given: Given) -> Done {
+    let request = match (whose, gpu) {
+        (Whose::Client(client), gpu) => AdminRequest::Give { client, gpu, given },
+        (Whose::Job(job), None) => AdminRequest::BoundJob { job, given },
+        (Whose::Job(_), Some(_)) => {
+            return Err("the limits of a job are the same on all of its GPUs: leave --gpu out"
+                .to_owned()
+                .into());
+        }
+    };
+    print_line(&scheduler.change(request)?)
 }
 
 pub(crate) fn weight(scheduler: &Scheduler, options: &WeightOptions) -> Done {
-    give(scheduler, options.client, Given { weight: Some(options.weight), ..Given::default() })
+    give(scheduler, options.client, None, Given { weight: Some(options.weight), ..Given::default() })
 }
 
 pub(crate) fn priority(scheduler: &Scheduler, options: &PriorityOptions) -> Done {
-    give(scheduler, options.client, Given { priority: Some(options.priority), ..Given::default() })
+    give(scheduler, options.client, None, Given { priority: Some(options.priority), ..Given::default() })
 }
 
 pub(crate) fn pause(scheduler: &Scheduler, options: &ClientOptions, paused: bool) -> Done {
-    give(scheduler, options.client, Given { paused: Some(paused), ..Given::default() })
+    give(scheduler, Whose::Client(options.client), None, Given { paused: Some(paused), ..Given::default() })
 }

@@ -134,7 +134,8 @@ impl Core {
         self.apply(now, |books| books.give_tenant(tenant, given));
     }
 
-    /// Sets what the seat of a tenant bounds, in place of what it did before. The tenant's processes can ask for less.
+    /// Sets the bounds of a tenant, which its seat has, or it as one of Slurm's jobs, in place of those before. Its processes can ask for
+    /// less.
     pub fn bound_tenant(&mut self, tenant: u64, bounds: Given, now: Time) {
         self.apply(now, |books| books.bound_tenant(tenant, bounds));
     }

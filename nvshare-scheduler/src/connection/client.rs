@@ -110,6 +110,7 @@ pub(super) async fn serve(
         (None, Some(process)) => Owner::Process(process),
         (None, None) => Owner::Client(id),
     };
+    let job = tenant.as_ref().and_then(Tenant::job);
     // Held for as long as the connection lives: dropping the row frees the process's bytes in the quota.
     let row = row(&framed, tenant, &shared.tenants).await;
     let host = shared.host.as_ref().map(|host| host.open(id, owner));
@@ -120,7 +121,7 @@ pub(super) async fn serve(
     let bucket = Bucket::new(FRAMES, Instant::now());
     let mut client = Client { id, framed, caller, place, shared, outgoing, host, bucket, pause: None };
     register.usage.iter().for_each(|usage| client.uses(usage));
-    let newcomer = Newcomer { client: id, identity, process, seat, register, outgoing: to_client };
+    let newcomer = Newcomer { client: id, identity, process, seat, job, register, outgoing: to_client };
     if shared.commands.send(Command::Register(Box::new(newcomer))).await.is_err() {
         return;
     }

@@ -44,6 +44,11 @@ impl CoreTask {
                 self.core.give_tenant(tenant.number(), given, now);
                 (format!("what is about to run: {said}"), None)
             }),
+            AdminRequest::BoundJob { job, given } => limits::given(given).and_then(|said| {
+                let change = self.store.bound_job(job, given)?;
+                self.bound_job(job, now);
+                Ok((format!("job {job}: {said}"), Some(change)))
+            }),
             AdminRequest::On => {
                 let text = self.core.switch_on(now);
                 Ok((text, Some(self.store.set_scheduling(true))))

@@ -16,6 +16,8 @@ pub(crate) struct Newcomer {
     pub(crate) process: Option<Described>,
     /// The seat at whose socket it is.
     pub(crate) seat: Option<SeatName>,
+    /// Slurm's job that it is of.
+    pub(crate) job: Option<u32>,
     pub(crate) register: Register,
     /// Where messages to it go.
     pub(crate) outgoing: mpsc::Sender<SchedulerMessage>,

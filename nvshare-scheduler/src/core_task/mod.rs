@@ -233,7 +233,7 @@ impl CoreTask {
     }
 
     fn register(&mut self, newcomer: Newcomer, now: Time) {
-        let Newcomer { client, identity, process, seat, mut register, outgoing } = newcomer;
+        let Newcomer { client, identity, process, seat, job, mut register, outgoing } = newcomer;
         self.outgoing.insert(client, outgoing);
         let pid = identity.pid.unwrap_or(register.pid);
         let info = process.as_ref().map(|process| &process.info);
@@ -250,6 +250,9 @@ impl CoreTask {
             seats::keep_own_wishes(&mut register.asked, &self.seats.given(name));
             self.bound(name, now);
         }
+        if let Some(job) = job {
+            self.bound_job(job, now);
+        }
         let before = seat.and_then(|name| self.seats.given_before(name));
         if let Some(before) = &before {
             seats::keep_own_wishes(&mut register.asked, before);
@@ -264,6 +267,11 @@ impl CoreTask {
     /// The limits of a seat are in force for its tenant from now on.
     fn bound(&mut self, name: SeatName, now: Time) {
         self.core.bound_tenant(Tenant::Seat(name).number(), self.seats.given(name), now);
+    }
+
+    /// The settings of one of Slurm's jobs are in force for its tenant from now on.
+    fn bound_job(&mut self, job: u32, now: Time) {
+        self.core.bound_tenant(Tenant::Job(job).number(), self.store.job(job), now);
     }
 
     /// Forgets what is known about clients that are not shown any more.

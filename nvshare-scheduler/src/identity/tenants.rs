@@ -55,6 +55,14 @@ impl Tenant {
         matches!(self, Self::Container(_) | Self::Seat(_) | Self::Job(_))
     }
 
+    /// Slurm's job, if the tenant is one.
+    pub(crate) fn job(&self) -> Option<u32> {
+        match self {
+            Self::Job(job) => Some(*job),
+            _ => None,
+        }
+    }
+
     /// The number of the gang of this name, in a container, seat or job, or else of a user: processes of others cannot join it.
     #[must_use]
     pub(crate) fn gang(tenant: Option<&Self>, user: Option<u32>, name: &str) -> u64 {

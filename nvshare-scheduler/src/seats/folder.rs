@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use nvshare_proto::paths::{SEAT_LIMITS, SEAT_SOCKET};
 use nvshare_proto::{Given, SeatName, env};
 
-use super::record::{enforcement_name, priority_name};
 use crate::lock::lock;
+use crate::settings::limits::{enforcement_name, priority_name};
 use crate::sockets::{Bound, Error, Guard, bind_from, guard};
 
 /// The folder of all seats' folders. One scheduler has it at a time, and no other changes anything in it.

@@ -6,9 +6,9 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use nvshare_proto::{Enforcement, Given, Holder, Priority, Seat, SeatName, Slot};
+use nvshare_proto::{Given, Holder, Seat, SeatName, Slot};
 
-use crate::settings::{parse, replace};
+use crate::settings::{limits, parse, replace};
 
 /// A seat, and who has it.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,14 +32,8 @@ impl Record {
         let slots: Vec<String> = self.seat.slots.iter().map(|slot| format!("\"{slot}\"")).collect();
         text += &slots.join(", ");
         text += "]\n[given]\n";
-        let Given { weight, priority, compute, enforcement, memory, paused: _ } = self.seat.given;
+        text += &limits::lines(self.seat.given);
         // Writing to a text cannot fail.
-        let _ = weight.map(|weight| writeln!(text, "weight = {weight}"));
-        let _ = priority.map(|priority| writeln!(text, "priority = \"{}\"", priority_name(priority)));
-        let _ = compute.map(|percent| writeln!(text, "compute = {percent}"));
-        let _ = enforcement.map(|how| writeln!(text, "enforcement = \"{}\"", enforcement_name(how)));
-        // The format has no larger numbers, nor has any machine so much.
-        let _ = memory.map(|bytes| writeln!(text, "memory = {}", bytes.min(i64::MAX.cast_unsigned())));
         if let Some(Holder { namespace, pod, container }) = &self.holder {
             let _ = write!(
                 text,
@@ -55,24 +49,6 @@ impl Record {
         let seat = Seat { slots: slots.collect::<Result<_, _>>()?, given: written.given };
         super::check(&seat)?;
         Ok(Self { seat, holder: written.holder })
-    }
-}
-
-/// The word for a priority, as variables and records have it.
-pub(super) fn priority_name(priority: Priority) -> &'static str {
-    match priority {
-        Priority::Low => "low",
-        Priority::Normal => "normal",
-        Priority::High => "high",
-    }
-}
-
-/// The word for an enforcement, as variables and records have it.
-pub(super) fn enforcement_name(enforcement: Enforcement) -> &'static str {
-    match enforcement {
-        Enforcement::Default => "default",
-        Enforcement::Force => "force",
-        Enforcement::Disable => "disable",
     }
 }
 
@@ -146,7 +122,7 @@ const NO_SEAT: &str = "this seat is not there until it is asked for again";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvshare_proto::GpuUuid;
+    use nvshare_proto::{Enforcement, GpuUuid, Priority};
 
     fn record(number: u32) -> Record {
         let given = Given {

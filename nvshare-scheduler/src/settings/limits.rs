@@ -1,5 +1,6 @@
 //! The values that administrators may set.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use nvshare_proto::units::{Bytes, LEAST_MEMORY, MAX_QUANTUM, MIN_QUANTUM};
@@ -26,6 +27,38 @@ pub(crate) fn quantum(rule: QuantumRule) -> Result<(), String> {
     }
 }
 
+/// The settings as lines of a file.
+pub(crate) fn lines(given: Given) -> String {
+    let Given { weight, priority, compute, enforcement, memory, paused: _ } = given;
+    let mut text = String::new();
+    // Writing to a text cannot fail.
+    let _ = weight.map(|weight| writeln!(text, "weight = {weight}"));
+    let _ = priority.map(|priority| writeln!(text, "priority = \"{}\"", priority_name(priority)));
+    let _ = compute.map(|percent| writeln!(text, "compute = {percent}"));
+    let _ = enforcement.map(|how| writeln!(text, "enforcement = \"{}\"", enforcement_name(how)));
+    // The format has no larger numbers, nor has any machine so much.
+    let _ = memory.map(|bytes| writeln!(text, "memory = {}", bytes.min(i64::MAX.cast_unsigned())));
+    text
+}
+
+/// The word for a priority, as variables and files have it.
+pub(crate) fn priority_name(priority: Priority) -> &'static str {
+    match priority {
+        Priority::Low => "low",
+        Priority::Normal => "normal",
+        Priority::High => "high",
+    }
+}
+
+/// The word for an enforcement, as variables and files have it.
+pub(crate) fn enforcement_name(enforcement: Enforcement) -> &'static str {
+    match enforcement {
+        Enforcement::Default => "default",
+        Enforcement::Force => "force",
+        Enforcement::Disable => "disable",
+    }
+}
+
 /// The settings in words, if all can be followed.
 ///
 /// # Errors
@@ -38,22 +71,14 @@ pub(crate) fn given(given: Given) -> Result<String, String> {
         }
         said.push(format!("weight {weight}"));
     }
-    said.extend(given.priority.map(|priority| match priority {
-        Priority::Low => "priority low".to_owned(),
-        Priority::Normal => "priority normal".to_owned(),
-        Priority::High => "priority high".to_owned(),
-    }));
+    said.extend(given.priority.map(|priority| format!("priority {}", priority_name(priority))));
     match given.compute {
         Some(0) => said.push("no compute limit".to_owned()),
         Some(percent @ 1..=100) => said.push(format!("compute limit {percent} %")),
         Some(percent) => return Err(format!("a compute limit of {percent} % is out of range: 1 to 100")),
         None => {}
     }
-    said.extend(given.enforcement.map(|enforcement| match enforcement {
-        Enforcement::Default => "policy default".to_owned(),
-        Enforcement::Force => "policy force".to_owned(),
-        Enforcement::Disable => "policy disable".to_owned(),
-    }));
+    said.extend(given.enforcement.map(|how| format!("policy {}", enforcement_name(how))));
     match given.memory {
         Some(0) => said.push("no memory limit".to_owned()),
         Some(bytes) if bytes < LEAST_MEMORY => {

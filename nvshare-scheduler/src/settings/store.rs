@@ -7,10 +7,10 @@ use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use nvshare_proto::GpuUuid;
+use nvshare_proto::{Given, GpuUuid};
 
-use super::file;
 use super::values::Tq;
+use super::{file, limits};
 use crate::lock::lock;
 use nvshare_core::{Config, Rule};
 
@@ -63,7 +63,12 @@ struct State {
     tq: Option<Tq>,
     scheduling: Option<bool>,
     gpu: BTreeMap<GpuUuid, Own>,
+    /// What Slurm's jobs may have, by their numbers.
+    job: BTreeMap<u32, Given>,
 }
+
+/// Most jobs with settings: a machine runs fewer, and those of jobs that have ended are to be taken back.
+const MOST_JOBS: usize = 4096;
 
 #[derive(Debug, PartialEq)]
 struct Own {
@@ -116,9 +121,43 @@ impl Store {
         self.changed()
     }
 
-    /// Forgets all settings made at run time.
+    /// What one of Slurm's jobs may have.
+    #[must_use]
+    pub fn job(&self, job: u32) -> Given {
+        self.state.job.get(&job).copied().unwrap_or_default()
+    }
+
+    /// Changes what one of Slurm's jobs may have. A limit of 0 is none; a job without any setting is forgotten.
+    ///
+    /// # Errors
+    /// There are too many jobs.
+    pub fn bound_job(&mut self, job: u32, given: Given) -> Result<Change, String> {
+        let before = self.job(job);
+        let takes_back = given.compute == Some(0);
+        let now = Given {
+            weight: given.weight.or(before.weight),
+            priority: given.priority.or(before.priority),
+            compute: given.compute.or(before.compute).filter(|_| !takes_back),
+            enforcement: given.enforcement.or(before.enforcement).filter(|_| !takes_back),
+            memory: given.memory.or(before.memory).filter(|&bytes| bytes > 0),
+            paused: None,
+        };
+        if now == Given::default() {
+            self.state.job.remove(&job);
+        } else if self.state.job.len() < MOST_JOBS || self.state.job.contains_key(&job) {
+            self.state.job.insert(job, now);
+        } else {
+            return Err(format!(
+                "too many jobs: {MOST_JOBS} have settings; an epilog takes them back when a job ends"
+            ));
+        }
+        Ok(self.changed())
+    }
+
+    /// Forgets the settings made at run time, but for those of jobs.
     pub fn reset(&mut self) -> Change {
-        self.state = State::default();
+        let job = std::mem::take(&mut self.state.job);
+        self.state = State { job, ..State::default() };
         self.changed()
     }
 
@@ -147,6 +186,15 @@ impl State {
                     }
                     true
                 }
+                ("job", toml::Value::Table(jobs)) => {
+                    for (job, given) in jobs {
+                        match (job.parse(), given.try_into()) {
+                            (Ok(number), Ok(given)) => _ = state.job.insert(number, given),
+                            _ => unknown.push(format!("job.{job}")),
+                        }
+                    }
+                    true
+                }
                 _ => false,
             };
             if !is_known {
@@ -172,7 +220,7 @@ impl State {
     }
 
     fn text(&self) -> String {
-        let mut text = "# Written by nvshare-scheduler: what administrators set at run time. `nvshare-ctl reset` removes it.\n"
+        let mut text = "# Written by nvshare-scheduler: what administrators set at run time. `nvshare-ctl reset` forgets all but the jobs.\n"
             .to_owned();
         // Writing to a text cannot fail.
         if let Some(tq) = self.tq {
@@ -183,6 +231,9 @@ impl State {
         }
         for (gpu, own) in &self.gpu {
             let _ = writeln!(text, "[gpu.{gpu}]\ntq = \"{}\"", own.tq.0);
+        }
+        for (job, &given) in &self.job {
+            let _ = write!(text, "[job.{job}]\n{}", limits::lines(given));
         }
         text
     }
@@ -280,6 +331,53 @@ mod tests {
         assert_eq!(open().over(&config).rule(ONE), seconds(3));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0, "nothing is left behind");
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn settings_of_jobs_survive_until_they_are_taken_back() {
+        let folder = folder("jobs");
+        let path = folder.join("state.toml");
+        let open = || Store::open(Some(path.clone()));
+        let mut store = open().0;
+        let (memory, compute) = (Some(8 << 30), Some(25));
+        let enforcement = Some(nvshare_proto::Enforcement::Force);
+        let first = Given { memory, compute, enforcement, ..Given::default() };
+        store.bound_job(7, first).unwrap().keep().unwrap();
+        let later = Given { weight: Some(50), compute: Some(30), ..Given::default() };
+        store.bound_job(7, later).unwrap().keep().unwrap();
+        store.bound_job(8, later).unwrap().keep().unwrap();
+        store.reset().keep().unwrap();
+        let mut store = open().0;
+        let all = Given { weight: Some(50), compute: Some(30), ..first };
+        assert_eq!((store.job(7), store.job(8), store.job(9)), (all, later, Given::default()));
+        let none = Given { memory: Some(0), compute: Some(0), ..Given::default() };
+        store.bound_job(7, none).unwrap().keep().unwrap();
+        assert_eq!(
+            store.job(7),
+            Given { weight: Some(50), ..Given::default() },
+            "its policy went with its limit"
+        );
+        store.bound_job(5, first).unwrap().keep().unwrap();
+        store.bound_job(5, none).unwrap().keep().unwrap();
+        assert!(!fs::read_to_string(&path).unwrap().contains("job.5"), "nothing is kept for nothing");
+        fs::write(&path, "[job.7]\nmemory = 1073741824\n[job.x]\nmemory = 1\n[job.9]\nmemory = \"much\"\n")
+            .unwrap();
+        let (store, warning) = open();
+        assert_eq!(store.job(7), Given { memory: Some(1 << 30), ..Given::default() });
+        let warning = warning.unwrap();
+        assert!(warning.contains("job.x") && warning.contains("job.9"), "{warning}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn there_are_so_many_jobs_with_settings() {
+        let mut store = Store::default();
+        let given = Given { memory: Some(1 << 30), ..Given::default() };
+        for job in 0..MOST_JOBS as u32 {
+            let _ = store.bound_job(job, given).unwrap();
+        }
+        assert!(store.bound_job(MOST_JOBS as u32, given).unwrap_err().contains("epilog"));
+        assert!(store.bound_job(0, Given { weight: Some(5), ..given }).is_ok(), "it is there");
     }
 
     #[test]

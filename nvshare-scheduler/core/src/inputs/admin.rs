@@ -108,7 +108,7 @@ impl Books {
         self.apply_terms(job);
     }
 
-    /// Sets what the seat of a tenant bounds, in place of what it did before.
+    /// Sets the bounds of a tenant, in place of those before.
     pub(crate) fn bound_tenant(&mut self, tenant: u64, bounds: Given) {
         let job = Job::Tenant(tenant);
         let before = self.jobs_mut().set_seat(job, bounds);

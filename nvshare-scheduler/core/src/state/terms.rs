@@ -23,7 +23,8 @@ struct JobTerms {
     memory: Option<u64>,
     memory_on: BTreeMap<GpuUuid, u64>,
     paused: bool,
-    /// The terms that the seat of the job sets, on each GPU. An administrator's word stands above it, and processes may ask for less.
+    /// The terms that the seat of the job sets, or that were set for it as one of Slurm's, on each GPU. An administrator's word stands
+    /// above them, and processes may ask for less.
     seat: Given,
 }
 
