@@ -6,9 +6,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
-use nvshare_harness::{
-    Artifacts, MemoryGroup, PlayedScheduler, Program, Running, Scheduler, World, wait_until,
-};
+use nvshare_harness::{MemoryGroup, PlayedScheduler, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::{Amount, ClientMessage, Epoch, HostSegment, SchedulerMessage};
 
 const MIB: u64 = 1 << 20;
@@ -29,13 +27,8 @@ fn more_leaves_than_the_limit_of_a_control_group_allows() {
     // The simulated card's memory is charged to who uses it first.
     Program::workload(&world, "first", "--memory 1000MiB --block 8MiB --steps 1").start().finish().intact();
     let groups = [MemoryGroup::with_limit(LIMIT), MemoryGroup::with_limit(LIMIT)];
-    let jobs = [("one", &groups[0]), ("two", &groups[1])].map(|(name, group)| {
-        let workload = Artifacts::get().workload.display();
-        let line = format!("echo $$ > {} && exec {workload} {name} {JOB}", group.entrance().display());
-        let mut command = Command::new("sh");
-        command.args(["-c", &line]);
-        Program::of(&world, name, command).preloaded().until_told().start()
-    });
+    let jobs = [("one", &groups[0]), ("two", &groups[1])]
+        .map(|(name, group)| group.workload(&world, name, JOB).until_told().start());
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
     let status = Scheduler::status(&world);
     for job in &jobs {

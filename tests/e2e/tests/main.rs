@@ -30,6 +30,7 @@ mod seats;
 mod settings;
 mod shares;
 mod sharing;
+mod slurm;
 mod small;
 mod strangers;
 mod streams;

@@ -15,7 +15,7 @@ use nvshare_e2e::golden;
 use nvshare_harness::{Artifacts, Scheduler, World, executable, patience};
 
 /// Every document for users.
-const PAPERS: [&str; 14] = [
+const PAPERS: [&str; 15] = [
     "README.md",
     "docs/reference.md",
     "docs/operations.md",
@@ -23,6 +23,7 @@ const PAPERS: [&str; 14] = [
     "docs/shares.md",
     "docs/coming-from.md",
     "docs/kubernetes.md",
+    "docs/slurm.md",
     "docs/troubleshooting.md",
     "docs/faq.md",
     "docs/status.md",

@@ -14,7 +14,7 @@ mod world;
 
 pub use artifacts::Artifacts;
 pub use executable::executable;
-pub use group::MemoryGroup;
+pub use group::{ControlGroup, MemoryGroup};
 pub use guest::guest;
 pub use played::PlayedScheduler;
 pub use program::{Finished, Outcome, Program, Running};
