@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 import kubernetes_validate
 import yaml
 from kubernetes_validate import utils
+from recipes import check_recipes
 
 VERSIONS = ("1.29", "1.33", "1.37")
 # The oldest version that has resource.k8s.io/v1, and the newest. Their schemas have the fields behind feature gates as well.
@@ -753,7 +754,7 @@ def check(root, versions=VERSIONS):
             findings.append(f"{folder}: not one pod with NVSHARE_MEM_LIMIT=8GiB and one without: {limits}")
     findings += [*check_kustomization(root), *check_nvml(root, versions), *check_host_memory(root, versions, sources)]
     findings += [*check_features(root, versions, sources), *check_monitoring(root, versions, sources)]
-    findings += check_dra(root, versions, sources)
+    findings += [*check_dra(root, versions, sources), *check_recipes(root)]
     return findings + list(check_simulated(root, versions, sources))
 
 

@@ -28,6 +28,10 @@ CLAIM_PODS = "manifests/dra/examples/pods.yaml"
 FEATURES = "manifests/nfd/kustomization.yaml"
 MONITORING = "manifests/monitoring/kustomization.yaml"
 MONITOR = "manifests/monitoring/pod-monitor.yaml"
+PROFILES = "docs/recipes/jupyterhub/values.yaml"
+SIZES = "docs/recipes/jupyterhub/kustomization.yaml"
+GITHUB = "docs/recipes/ci/github.yml"
+GITLAB = "docs/recipes/ci/gitlab.yml"
 DROP = '            capabilities:\n              drop: ["ALL"]\n'
 # What is broken, in which file, from what, to what, and what must be found.
 BREAKS = [
@@ -211,11 +215,19 @@ BREAKS = [
     ("a container without its claim", CLAIM_PODS, "        claims:\n          - name: gpu\n", "", "other claims than its pod"),
     ("no options of the plugin in the sources", "nvshare-device-plugin/src/options.rs", "#[arg(long", "#[arg(short", "no options in"),
     ("another namespace", KUSTOMIZATION, "namespace: nvshare\n", "", "is not in the namespace"),
+    ("a size that nobody offers", PROFILES, "nvshare.com/gpu.small", "nvshare.com/gpu.tiny", "is not offered"),
+    ("a size that nobody asks for", SIZES, "--also=small", "--also=tiny", "the plugin offers"),
+    ("a size of nothing known", SIZES, "memory=8Gi", "size=8Gi", "size is no key"),
+    ("a setting that KubeSpawner lacks", PROFILES, "extra_resource_limits", "resource_limits", "are no settings"),
+    ("a memory limit of Kubernetes", PROFILES, "mem_limit: 4G", "mem_limit: 4Gi", "does not read mem_limit"),
+    ("a GitHub job without nvshare", GITHUB, " --device nvshare.com/gpu=all", "", "options are"),
+    ("a GitLab job without a limit", GITLAB, "--env NVSHARE_MEM_LIMIT=8GiB", "", "the job is given"),
 ]  # fmt: skip
 
 
 def copy(root, place):
-    shutil.copytree(root / "manifests", place / "manifests")
+    for folder in ("manifests", "docs/recipes"):
+        shutil.copytree(root / folder, place / folder)
     sources = ("paths.rs", "env.rs", "cdi.rs")
     options = ("nvshare-scheduler/src/settings/options.rs", "nvshare-device-plugin/src/options.rs")
     driver = (f"nvshare-device-plugin/src/dra/{name}.rs" for name in ("mod", "parameters", "slices"))

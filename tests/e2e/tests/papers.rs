@@ -15,7 +15,7 @@ use nvshare_e2e::golden;
 use nvshare_harness::{Artifacts, Scheduler, World, executable, patience};
 
 /// Every document for users.
-const PAPERS: [&str; 15] = [
+const PAPERS: [&str; 19] = [
     "README.md",
     "docs/reference.md",
     "docs/operations.md",
@@ -24,6 +24,10 @@ const PAPERS: [&str; 15] = [
     "docs/coming-from.md",
     "docs/kubernetes.md",
     "docs/slurm.md",
+    "docs/recipes/jupyterhub.md",
+    "docs/recipes/vllm.md",
+    "docs/recipes/ci.md",
+    "docs/recipes/workstation.md",
     "docs/troubleshooting.md",
     "docs/faq.md",
     "docs/status.md",
