@@ -177,11 +177,14 @@ fn every_option_of_the_scheduler() {
 }
 
 /// Shares that are just out of range, and clients that are not there.
-const SHARES: [&[&str]; 9] = [
+const SHARES: [&[&str]; 12] = [
     &["set-weight", "1", "10001"],
     &["set-weight", "1", "10000"],
     &["set-limit", "1", "--compute", "101"],
     &["set-limit", "1", "--compute", "none"],
+    &["set-limit", "job:", "--memory", "8g"],
+    &["set-limit", "job:-1", "--memory", "8g"],
+    &["pause", "job:7"],
     &["run", "--weight", "10001", "--", "true"],
     &["run", "--compute-limit", "101", "--", "true"],
     &["run", "--gang", "ranks:1", "--", "true"],
