@@ -2,7 +2,7 @@
 
 use nvshare_proto::{Epoch, EventKind, Gate, GpuUuid, Hold, Register, SchedulerMessage, Usage};
 
-use crate::state::client::{Client, ClientId, Identity};
+use crate::state::client::{Client, ClientId, Gang, Identity};
 use crate::steps::books::Books;
 
 impl Books {
@@ -11,7 +11,7 @@ impl Books {
         let was_here = register.returns || gate == Gate::Open;
         let mut client = Client::new(id, identity, register, self.state().now());
         let gang = identity.gang.filter(|&gang| self.join_gang(&client, gang));
-        client.gang = gang.map(|gang| gang.number);
+        client.gang = gang.map(Gang::id);
         self.report().info(format!("client {id} is {} (pid {})", client.name, client.pid));
         let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
         if was_here && usage.iter().any(|usage| usage.allocated > 0) {

@@ -2,7 +2,7 @@
 
 use nvshare_proto::EventKind;
 
-use crate::state::client::{Client, ClientId, Identity};
+use crate::state::client::{Client, ClientId, GangId, Identity};
 use crate::state::gpu::Gpu;
 use crate::steps::books::Books;
 
@@ -46,7 +46,7 @@ impl Books {
     }
 
     /// A client that was in a gang is gone.
-    fn leave_gang(&mut self, id: ClientId, gang: u64) {
+    fn leave_gang(&mut self, id: ClientId, gang: GangId) {
         // None: it was the last member.
         let Some(other) = self.remove_member(id, gang) else { return };
         self.gather_gang(other);

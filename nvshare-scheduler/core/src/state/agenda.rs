@@ -6,7 +6,7 @@ use std::ops::Bound;
 use nvshare_proto::GpuUuid;
 
 use crate::Time;
-use crate::state::client::ClientId;
+use crate::state::client::{ClientId, GangId};
 use crate::state::gpu::Gpu;
 
 /// See the module's documentation.
@@ -15,7 +15,7 @@ pub(crate) struct Agenda {
     /// GPUs of which something has changed since the core last looked at them.
     gpus: BTreeSet<GpuUuid>,
     /// Gangs of which a member has changed since the core last looked at their GPUs.
-    gangs: BTreeSet<u64>,
+    gangs: BTreeSet<GangId>,
     /// Waiters for which something that was in the way has changed since the core last looked at their GPUs.
     woken: BTreeSet<ClientId>,
     /// Clients for which the answer whether a client waits for what they hold may have changed.
@@ -54,7 +54,7 @@ impl Agenda {
     }
 
     /// The GPUs of a gang are looked at: one of its members has changed.
-    pub(crate) fn look_at_gang(&mut self, gang: u64) {
+    pub(crate) fn look_at_gang(&mut self, gang: GangId) {
         self.gangs.insert(gang);
     }
 
@@ -66,7 +66,7 @@ impl Agenda {
         std::mem::take(&mut self.gpus)
     }
 
-    pub(crate) fn take_gang(&mut self) -> Option<u64> {
+    pub(crate) fn take_gang(&mut self) -> Option<GangId> {
         self.gangs.pop_first()
     }
 

@@ -150,6 +150,16 @@ pub struct Gang {
     pub size: u32,
 }
 
+/// A gang's number: see [`Gang::number`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GangId(pub(crate) u64);
+
+impl Gang {
+    pub(crate) fn id(self) -> GangId {
+        GangId(self.number)
+    }
+}
+
 impl Identity {
     /// Whether both are known to be the same process.
     pub(crate) fn is_same_process(self, other: Self) -> bool {
@@ -188,7 +198,7 @@ pub(crate) struct Client {
     pub(crate) identity: Identity,
     pub(crate) job: Job,
     /// The gang that the client is a member of.
-    pub(crate) gang: Option<u64>,
+    pub(crate) gang: Option<GangId>,
     /// How far the client is ahead of the clocks of its GPUs, if it uses several and has no gang.
     pub(crate) lead: OncePerEvent,
     /// The client's wishes for the GPUs' time.

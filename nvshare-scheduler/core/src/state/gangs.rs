@@ -21,7 +21,7 @@ use nvshare_proto::{GpuUuid, MOST_MEMBERS};
 
 use crate::Time;
 use crate::state::State;
-use crate::state::client::{Client, ClientId, Gang, Job, Phase};
+use crate::state::client::{Client, ClientId, Gang, GangId, Job, Phase};
 use crate::state::virtual_time::OncePerEvent;
 
 /// How long a gang waits for members that have not come, or have gone.
@@ -192,11 +192,11 @@ impl State {
 
     /// A client comes. Returns whether it counts as a member of its gang.
     pub(crate) fn add_member(&mut self, client: &Client, gang: Gang) -> bool {
-        self.gangs.entry(gang.number).or_default().join(client.id, gang, client.job, self.now)
+        self.gangs.entry(gang.id()).or_default().join(client.id, gang, client.job, self.now)
     }
 
     /// A member is gone. Returns one of those that are left; without any, the gang is gone as well.
-    pub(crate) fn remove_member(&mut self, id: ClientId, gang: u64) -> Option<ClientId> {
+    pub(crate) fn remove_member(&mut self, id: ClientId, gang: GangId) -> Option<ClientId> {
         let other = self.gangs.get_mut(&gang)?.leave(id, self.now);
         if other.is_none() {
             self.gangs.remove(&gang);
@@ -204,12 +204,12 @@ impl State {
         other
     }
 
-    pub(crate) fn gang_mut(&mut self, gang: u64) -> Option<&mut Members> {
+    pub(crate) fn gang_mut(&mut self, gang: GangId) -> Option<&mut Members> {
         self.gangs.get_mut(&gang)
     }
 
     /// A gang is none any more: its members go on one by one.
-    pub(crate) fn remove_gang(&mut self, gang: u64) {
+    pub(crate) fn remove_gang(&mut self, gang: GangId) {
         self.gangs.remove(&gang);
     }
 }
@@ -228,12 +228,12 @@ impl State {
         }
     }
 
-    pub(crate) fn gang_of(&self, id: ClientId) -> Option<u64> {
+    pub(crate) fn gang_of(&self, id: ClientId) -> Option<GangId> {
         self.clients.get(&id)?.gang
     }
 
     /// The GPUs of all members of a gang.
-    pub(crate) fn gpus_of_gang(&self, gang: u64) -> impl Iterator<Item = GpuUuid> {
+    pub(crate) fn gpus_of_gang(&self, gang: GangId) -> impl Iterator<Item = GpuUuid> {
         self.gangs.get(&gang).into_iter().flat_map(Members::gpus)
     }
 

@@ -31,7 +31,7 @@ use nvshare_proto::{Epoch, GpuUuid};
 
 use crate::Time;
 use account::Account;
-use client::{Client, ClientId, Notes, Phase};
+use client::{Client, ClientId, GangId, Notes, Phase};
 use config::Config;
 use gangs::Members;
 use gpu::Gpu;
@@ -47,7 +47,7 @@ pub(crate) struct State {
     settled_at: Time,
     clients: BTreeMap<ClientId, Client>,
     gpus: BTreeMap<GpuUuid, Gpu>,
-    gangs: BTreeMap<u64, Members>,
+    gangs: BTreeMap<GangId, Members>,
     jobs: Jobs,
     last_epoch: u64,
     /// The time of the current event, or of the last one.

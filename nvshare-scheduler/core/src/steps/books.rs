@@ -15,7 +15,7 @@ use crate::report::warnings::Topic;
 use crate::state::State;
 use crate::state::account::Account;
 use crate::state::agenda::Agenda;
-use crate::state::client::{Client, ClientId, Gang, Notes};
+use crate::state::client::{Client, ClientId, Gang, GangId, Notes};
 use crate::state::config::Config;
 use crate::state::gangs::Members;
 use crate::state::gpu::Gpu;
@@ -216,17 +216,21 @@ impl Books {
     }
 
     /// A member is gone. Returns one of those that are left.
-    pub(crate) fn remove_member(&mut self, id: ClientId, gang: u64) -> Option<ClientId> {
+    pub(crate) fn remove_member(&mut self, id: ClientId, gang: GangId) -> Option<ClientId> {
         self.state.remove_member(id, gang)
     }
 
     /// Changes a gang. Returns what the change returns, or `None` if there is no such gang.
-    pub(crate) fn change_gang<T>(&mut self, gang: u64, change: impl FnOnce(&mut Members) -> T) -> Option<T> {
+    pub(crate) fn change_gang<T>(
+        &mut self,
+        gang: GangId,
+        change: impl FnOnce(&mut Members) -> T,
+    ) -> Option<T> {
         self.state.gang_mut(gang).map(change)
     }
 
     /// A gang is none any more.
-    pub(crate) fn remove_gang(&mut self, gang: u64) {
+    pub(crate) fn remove_gang(&mut self, gang: GangId) {
         self.state.remove_gang(gang);
     }
 }

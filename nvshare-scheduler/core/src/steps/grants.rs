@@ -10,7 +10,7 @@ use crate::Time;
 use crate::judge::room::next_behind;
 use crate::policy::patience::LONGEST_RESTORE;
 use crate::state::account::EarlyRestore;
-use crate::state::client::{Client, ClientId, HandOver, Phase, Why};
+use crate::state::client::{Client, ClientId, GangId, HandOver, Phase, Why};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::ledger::Standing;
@@ -40,15 +40,15 @@ impl Round<'_> {
         let needed = |gpu| self.books.state().needed_by_holders(gpu);
         let mut reserved = self.books.state().gpu(uuid).map_or(0, needed);
         let mut at = None;
-        let mut judged: Vec<u64> = Vec::new();
+        let mut judged_gangs: Vec<GangId> = Vec::new();
         while let Some(gpu) = self.books.state().gpu(uuid)
             && let Some(Place { client: id, .. }) = next_behind(gpu, at)
         {
             at = gpu.ledger.entry(id).map(|entry| entry.place);
             self.books.count_work(1);
             let gang = self.books.state().gang_of(id);
-            if gang.is_none_or(|gang| !judged.contains(&gang)) {
-                judged.extend(gang);
+            if gang.is_none_or(|gang| !judged_gangs.contains(&gang)) {
+                judged_gangs.extend(gang);
                 self.grant_or_evict(id, uuid, reserved);
             }
             if self.books.state().phase(id).is_some_and(Phase::is_next) {

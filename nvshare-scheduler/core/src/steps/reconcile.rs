@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nvshare_proto::GpuUuid;
 
-use crate::state::client::ClientId;
+use crate::state::client::{ClientId, GangId};
 use crate::state::gpu::Gpu;
 use crate::steps::books::Books;
 use crate::steps::round::Round;
@@ -148,7 +148,7 @@ impl Books {
     fn tell_holders(&mut self) {
         let now = self.state().now();
         let to_tell = self.agenda_mut().take_clients_to_tell();
-        let mut of_gangs: BTreeMap<u64, bool> = BTreeMap::new();
+        let mut of_gangs: BTreeMap<GangId, bool> = BTreeMap::new();
         for id in self.state().with_their_gangs(to_tell) {
             self.count_work(1);
             let state = self.state();

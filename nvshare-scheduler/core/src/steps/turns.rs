@@ -6,7 +6,7 @@ use nvshare_proto::GpuUuid;
 
 use crate::judge::short::{idle_detection_time, is_short};
 use crate::judge::waiter::{Case, Head, TurnPlan, Verdict, head_beside, nobody_else_fits};
-use crate::state::client::{Client, ClientId, Phase, Why};
+use crate::state::client::{Client, ClientId, GangId, Phase, Why};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::place::Place;
@@ -32,7 +32,7 @@ impl Round<'_> {
         self.books.change_gpu(uuid, |gpu| gpu.has_waiter = false);
         let mut head: Option<Head> = None;
         let mut at: Option<Place> = None;
-        let mut judged_gangs: Vec<u64> = Vec::new();
+        let mut judged_gangs: Vec<GangId> = Vec::new();
         while let Some(place) = self.books.waiter_behind(uuid, at) {
             at = Some(place);
             self.books.count_work(1);
