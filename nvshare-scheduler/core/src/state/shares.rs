@@ -21,7 +21,7 @@ use crate::policy::slices;
 use crate::state::client::Job;
 pub(crate) use crate::state::share::Activity;
 use crate::state::share::{Served, Share};
-use crate::state::virtual_time::{USUAL, Virtual, nanos, to_virtual};
+use crate::state::virtual_time::{Nanos, USUAL, Virtual, nanos, to_virtual};
 
 const USUAL_TERMS: Terms = Terms { weight: USUAL, limit: None, forced: false };
 
@@ -207,7 +207,7 @@ impl Shares {
         };
     }
 
-    /// A process of a job changes. `bound`: how much of what a job is behind or ahead is kept at most.
+    /// Counts a change of one process of a job. `bound`: how much of what a job is behind or ahead is kept at most.
     pub(in crate::state) fn change(
         &mut self,
         job: Job,
@@ -221,42 +221,55 @@ impl Shares {
         let now = self.advanced_to;
         let mut share = was.clone();
         share.count(before, after);
-        let does = share.pace_state();
-        if was.active == 0 && share.active > 0 {
-            let known = self.jobs.contains_key(&job);
-            self.catch_up();
-            // A job that gives the lock back because it was asked to, and asks again at once, has not stopped wanting the GPU.
-            let paused = now.saturating_sub(was.stopped_at) >= SHORTEST_SLEEP;
-            let most = if paused { bound } else { Virtual::MAX };
-            let start = self.clock - was.behind.clamp(0, most);
-            share.time_before_turn = if known { was.time_before_turn.max(start) } else { start };
+        let [begins, ends] = [was.active == 0 && share.active > 0, was.active > 0 && share.active == 0];
+        if begins {
+            self.place(job, &was, &mut share, bound);
         }
-        if let Some(pace) = share.pace.as_mut().filter(|_| was.pace_state() != does) {
+        let pace_state = share.pace_state();
+        if let Some(pace) = share.pace.as_mut().filter(|_| was.pace_state() != pace_state) {
             pace.advance(was.pace_state(), now);
         }
         if was.holding > 0 && share.holding == 0 {
-            let lost = share.end_turn();
-            self.clock = self.clock.saturating_add(to_virtual(lost, self.weights));
-            // The bound is in real time. A light job's virtual time grows faster, so its bound in virtual time is larger.
-            let most = to_virtual(bound.saturating_mul(2), share.weight.min(USUAL));
-            share.time_before_turn = share.time_before_turn.min(self.clock.saturating_add(most));
+            self.end_turn(&mut share, bound);
         }
-        if was.active > 0 && share.active == 0 {
+        if ends {
             share.behind = self.clock - share.time_before_turn;
             share.stopped_at = now;
         }
         let terms = share.terms;
-        let wanting = [was.active > 0, share.active > 0];
         self.long = self.long + usize::from(share.long > 0) - usize::from(was.long > 0);
         self.jobs_holding += i64::from(share.holding > 0) - i64::from(was.holding > 0);
         self.jobs_counted += i64::from(share.counted > 0) - i64::from(was.counted > 0);
         self.store(job, &was, share);
-        match wanting {
-            [false, true] => self.add_active(terms),
-            [true, false] => self.remove_active(terms),
-            _ => return,
+        if begins {
+            self.add_active(terms);
+        } else if ends {
+            self.remove_active(terms);
+        } else {
+            return;
         }
         self.recompute_weights(job);
+    }
+
+    /// Gives a job that begins to want the GPU its virtual time: what it was behind when it stopped, at most `bound`.
+    fn place(&mut self, job: Job, was: &Share, share: &mut Share, bound: Nanos) {
+        let known = self.jobs.contains_key(&job);
+        self.catch_up();
+        // A job that gives the lock back because it was asked to, and asks again at once, has not stopped wanting the GPU.
+        let paused = self.advanced_to.saturating_sub(was.stopped_at) >= SHORTEST_SLEEP;
+        let most = if paused { bound } else { Virtual::MAX };
+        let start = self.clock - was.behind.clamp(0, most);
+        share.time_before_turn = if known { was.time_before_turn.max(start) } else { start };
+    }
+
+    /// Ends the turn of a job that holds the GPU no longer. The time by which its restore took longer than its work is lost to all
+    /// jobs alike. The job stays ahead by at most twice the `bound`.
+    fn end_turn(&mut self, share: &mut Share, bound: Nanos) {
+        let lost = share.end_turn();
+        self.clock = self.clock.saturating_add(to_virtual(lost, self.weights));
+        // The bound is in real time. A light job's virtual time grows faster, so its bound in virtual time is larger.
+        let most = to_virtual(bound.saturating_mul(2), share.weight.min(USUAL));
+        share.time_before_turn = share.time_before_turn.min(self.clock.saturating_add(most));
     }
 
     /// A job pays for time that others lose because of it.
