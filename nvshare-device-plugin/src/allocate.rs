@@ -108,9 +108,12 @@ pub fn preload_file() -> String {
 #[must_use]
 pub fn mounts(seat: SeatName, options: &Options) -> Vec<(PathBuf, PathBuf)> {
     let sockets = Path::new(SYSTEM_SOCKET).parent().unwrap_or(Path::new("/"));
+    let folder = Path::new(SEATS).join(seat.to_string());
     let mut mounts = vec![
         (options.library_dir.clone(), LIBRARY_IN_CONTAINER.into()),
-        (Path::new(SEATS).join(seat.to_string()), sockets.to_owned()),
+        (folder.clone(), sockets.to_owned()),
+        // Of two seats in a container one is there alone. By this the library finds both, and says so.
+        (folder.clone(), folder),
     ];
     if options.preload == Preload::File {
         // Its contents never change.
@@ -214,8 +217,11 @@ mod tests {
     fn variables_and_mounts_where_the_engine_knows_no_devices() {
         let slots = [Slot { gpu: A, number: 0 }, Slot { gpu: B, number: 4 }];
         let seat = format!("{SEATS}/{}", SeatName::of(&slots));
-        let folders =
-            [("/var/lib/nvshare/lib", "/usr/lib/nvshare", true), (seat.as_str(), "/var/run/nvshare", true)];
+        let folders = [
+            ("/var/lib/nvshare/lib", "/usr/lib/nvshare", true),
+            (seat.as_str(), "/var/run/nvshare", true),
+            (seat.as_str(), seat.as_str(), true),
+        ];
         let got = response(&slots, &[], &options("--device-list-strategy envvar --memory swap"));
         assert_eq!(mounted(&got), folders);
         let variables: Vec<_> =

@@ -55,6 +55,8 @@ mod tests {
                 r#""env":["LD_PRELOAD=/usr/lib/nvshare/libnvshare.so","NVSHARE_MEMORY=swap"],"mounts":["#,
                 r#"{"hostPath":"/var/lib/nvshare/lib","containerPath":"/usr/lib/nvshare","options":["ro","nosuid","nodev","bind"]},"#,
                 r#"{"hostPath":"/var/run/nvshare-seats/dabc7573cefc8f50","containerPath":"/var/run/nvshare","#,
+                r#""options":["ro","nosuid","nodev","bind"]},"#,
+                r#"{"hostPath":"/var/run/nvshare-seats/dabc7573cefc8f50","containerPath":"/var/run/nvshare-seats/dabc7573cefc8f50","#,
                 r#""options":["ro","nosuid","nodev","bind"]}]}}]}"#
             )
         );

@@ -72,6 +72,7 @@ async fn a_container_gets_a_seat() {
         "mounts": [
             mount(library.to_str().unwrap(), "/usr/lib/nvshare"),
             mount(&format!("/var/run/nvshare-seats/{seat}"), "/var/run/nvshare"),
+            mount(&format!("/var/run/nvshare-seats/{seat}"), &format!("/var/run/nvshare-seats/{seat}")),
         ],
     });
     assert_eq!(*device, json!({"name": format!("seat-{seat}"), "containerEdits": edits}));
@@ -382,7 +383,7 @@ async fn where_engines_know_no_devices_containers_get_variables_and_mounts() {
     let got = kubelet.allocate(&[&[slot(B, 0)]]).await.unwrap().container_responses;
     let variables: Vec<_> = got[0].envs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     assert_eq!(variables, [("NVIDIA_VISIBLE_DEVICES", B.to_string().as_str())]);
-    let file = &got[0].mounts[2];
+    let file = &got[0].mounts[3];
     assert_eq!((file.container_path.as_str(), file.read_only), ("/etc/ld.so.preload", true));
     assert_eq!(fs::read_to_string(&file.host_path).unwrap(), "/usr/lib/nvshare/libnvshare.so\n");
     assert!(!machine.specification().exists());

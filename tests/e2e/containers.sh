@@ -150,7 +150,7 @@ run plugin --detach --user 0:0 --volume "$here/kubelet/kubelet:/var/lib/kubelet"
 are_given() { [ "$(wc -l <"$here/given")" = 2 ]; }
 until_true 'two seats are given' are_given
 # The folders are elsewhere here.
-sed "s,/var/run/nvshare-seats,$here/seats,; s,/var/lib/nvshare/lib,$here/state/lib," "$here/cdi/nvshare.com-gpu.json" >/etc/cdi/"$tag-seats.json"
+sed "/hostPath/ { s,/var/run/nvshare-seats,$here/seats,; s,/var/lib/nvshare/lib,$here/state/lib,; }" "$here/cdi/nvshare.com-gpu.json" >/etc/cdi/"$tag-seats.json"
 cp "$here/etc-cdi/nvidia.json" /etc/cdi/"$tag-nvidia.json"
 seat() { # seat POD NUMBER OPTIONS… -- COMMAND…: a container with what the kubelet asks the engine for
     local name=$1 devices=() options=()
@@ -181,6 +181,14 @@ for shell in "su user -c" "su - user -c"; do
     # shellcheck disable=SC2086
     seat two 2 --rm --user 0:0 --cap-add setuid,setgid -- $shell "exec $bare 96MiB" >"$here/log" 2>&1 || fail "$shell: $(cat "$here/log")"
     grep -q '"total":536870912' "$here/log" || fail "$shell: it sees more than the seat's memory: $(cat "$here/log")"
+done
+both=()
+for word in $(tr " " "\n" <"$here/given" | sort -u); do both+=(--device "$word"); done
+if run both --rm --user 1000:1000 "${both[@]}" "localhost/$tag" /opt/nvshare-workload both --memory 96MiB --block 32MiB >"$here/log" 2>&1; then
+    fail 'a container with two seats: it ran'
+fi
+for word in $(grep -o 'seat-[0-9a-f]*' "$here/given"); do
+    grep -q "this container has two seats, .*${word#seat-}" "$here/log" || fail "a container with two seats: $(cat "$here/log")"
 done
 podman restart --time 2 "$tag-scheduler" >/dev/null
 until_true 'after a restart of the scheduler the seat has its name, its limit and its client' holds one

@@ -29,14 +29,12 @@ pub(crate) type Limits = Vec<(String, String)>;
 /// The file's path, and the reason why it cannot be followed.
 pub(crate) fn limits(socket: &Path) -> Result<Option<Limits>, (String, String)> {
     // Without `/proc` it is not known whether there is a seat. A path of another mount may be no UTF-8.
-    limits_where(socket, || {
-        fs::read(MOUNTS).map(|list| String::from_utf8_lossy(&list).into_owned()).unwrap_or_default()
-    })
+    let mounts = fs::read(MOUNTS).map(|list| String::from_utf8_lossy(&list).into_owned()).unwrap_or_default();
+    limits_where(&Path::new(SYSTEM_SOCKET).with_file_name(SEAT_LIMITS), socket, &mounts)
 }
 
-/// The same, with the kernel's list of mounts.
-fn limits_where(socket: &Path, mounts: impl FnOnce() -> String) -> Result<Option<Limits>, (String, String)> {
-    let fixed = Path::new(SYSTEM_SOCKET).with_file_name(SEAT_LIMITS);
+/// The same, with the file in the folder where containers find the scheduler, and the kernel's list of mounts.
+fn limits_where(fixed: &Path, socket: &Path, mounts: &str) -> Result<Option<Limits>, (String, String)> {
     let beside = socket.with_file_name(SEAT_LIMITS);
     let failed = |path: &Path, reason: String| (path.display().to_string(), reason);
     let follow = |path: &Path| {
@@ -44,11 +42,19 @@ fn limits_where(socket: &Path, mounts: impl FnOnce() -> String) -> Result<Option
         parse(&text).map(Some).map_err(|reason| failed(path, reason))
     };
     let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
-    // A program may name another socket, and stays within the limits of its seat.
-    if is_there(&fixed) {
-        return follow(&fixed);
-    }
-    match mounted(&mounts()).as_slice() {
+    match mounted(mounts).as_slice() {
+        // One of them hides the other where containers find the scheduler, and each has a path of its own.
+        [(first, at), (second, also_at), ..] => {
+            let also_at = also_at.display();
+            Err(failed(
+                at,
+                format!(
+                    "this container has two seats, {first} here and {second} at {also_at}: one is enough"
+                ),
+            ))
+        }
+        // A program may name another socket, and stays within the limits of its seat.
+        _ if is_there(fixed) => follow(fixed),
         [] if is_there(&beside) => follow(&beside),
         [] => Ok(None),
         [(seat, folder)] => {
@@ -59,15 +65,6 @@ fn limits_where(socket: &Path, mounts: impl FnOnce() -> String) -> Result<Option
             let reason =
                 format!("this container has seat {seat}, and no scheduler has written its limits yet");
             Err(failed(&path, reason))
-        }
-        [(first, at), (second, also_at), ..] => {
-            let also_at = also_at.display();
-            Err(failed(
-                at,
-                format!(
-                    "this container has two seats, {first} here and {second} at {also_at}: one is enough"
-                ),
-            ))
         }
     }
 }
@@ -151,25 +148,31 @@ mod tests {
         assert_eq!((mounted(""), mounted("\n36 35\n")), (vec![], vec![]));
 
         // A container that started before the scheduler: its folder is empty.
-        let (socket, seats) = (Path::new("/nowhere/scheduler.sock"), list(&format!("/nvshare-seats/{name}")));
-        let (path, why) = limits_where(socket, || seats.clone()).unwrap_err();
+        let (fixed, socket) = (Path::new("/nowhere/limits"), Path::new("/nowhere/scheduler.sock"));
+        let seats = list(&format!("/nvshare-seats/{name}"));
+        let (path, why) = limits_where(fixed, socket, &seats).unwrap_err();
         assert_eq!(path, "/run/nvshare/limits");
         assert!(why.starts_with(&format!("this container has seat {name}, and no scheduler")), "{why}");
-        assert_eq!(limits_where(socket, || list("/nvshare")), Ok(None));
+        assert_eq!(limits_where(fixed, socket, &list("/nvshare")), Ok(None));
 
         // A program cannot say that its limits are elsewhere.
         let folder = std::env::temp_dir().join(format!("nvshare-no-seat-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join(SEAT_LIMITS), "").unwrap();
         let socket = folder.join("scheduler.sock");
-        assert!(limits_where(&socket, || seats.clone()).is_err());
-        assert_eq!(limits_where(&socket, String::new), Ok(Some(vec![])));
-        fs::remove_dir_all(&folder).unwrap();
+        assert!(limits_where(fixed, &socket, &seats).is_err());
+        assert_eq!(limits_where(fixed, &socket, ""), Ok(Some(vec![])));
 
-        let two =
-            seats.clone() + &seats.replace(name, "a1d92207a4be77e2").replace("/run/nvshare ", "/second ");
-        let (_, why) = limits_where(Path::new("/nowhere/s"), || two).unwrap_err();
-        assert!(why.contains("two seats") && why.contains("/second"), "{why}");
+        // Two seats are refused with both names, whether one has limits where programs look or not. One seat has two paths as well.
+        let own = |name: &str| mount(&format!("/nvshare-seats/{name}")).replace("/run/nvshare ", "/own ");
+        let (twice, two) = (seats.clone() + &own(name), seats + &own("a1d92207a4be77e2"));
+        let there = folder.join(SEAT_LIMITS);
+        assert_eq!(limits_where(&there, &socket, &twice), Ok(Some(vec![])));
+        for fixed in [fixed, &there] {
+            let (_, why) = limits_where(fixed, &socket, &two).unwrap_err();
+            assert!(why.contains("two seats, dabc7573cefc8f50 here and a1d92207a4be77e2 at /own"), "{why}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
