@@ -10,6 +10,7 @@ use nvshare_proto::{GpuUuid, SeatName, Slot};
 use crate::api::{CdiDevice, ContainerAllocateResponse, Mount};
 use crate::cdi;
 use crate::options::{Options, Preload, Strategy};
+use crate::resources::Resource;
 
 /// The library's name in its folder.
 pub const LIBRARY: &str = "libnvshare.so";
@@ -58,31 +59,31 @@ pub enum Refusal {
     },
 }
 
-/// The slots that a container asks for, in order.
+/// The slots of a resource that a container asks for, in order.
 ///
 /// # Errors
 /// See [`Refusal`].
 pub fn slots(
     ids: &[String],
-    options: &Options,
+    resource: &Resource,
+    multi_gpu: bool,
     is_offered: impl Fn(GpuUuid) -> bool,
 ) -> Result<Vec<Slot>, Refusal> {
-    let resource = || options.resource.clone();
-    if ids.len() > 1 && !options.multi_gpu {
-        return Err(Refusal::TooLarge { resource: resource(), count: ids.len() });
+    let name = || resource.name.clone();
+    if ids.len() > 1 && !multi_gpu {
+        return Err(Refusal::TooLarge { resource: name(), count: ids.len() });
     }
     let known = |id: &String| {
-        let slot: Option<Slot> = id.parse().ok();
-        let known = slot.filter(|slot| slot.number < options.slots && is_offered(slot.gpu));
-        known.ok_or_else(|| Refusal::Unknown { resource: resource(), id: id.clone() })
+        let known = resource.slot(id).filter(|slot| is_offered(slot.gpu));
+        known.ok_or_else(|| Refusal::Unknown { resource: name(), id: id.clone() })
     };
     let mut slots = ids.iter().map(known).collect::<Result<Vec<Slot>, _>>()?;
     slots.sort_unstable();
     let pairs = slots.iter().zip(slots.iter().skip(1));
     if let Some((slot, _)) = pairs.into_iter().find(|(one, next)| one.gpu == next.gpu) {
-        return Err(Refusal::SameGpu { resource: resource(), gpu: slot.gpu });
+        return Err(Refusal::SameGpu { resource: name(), gpu: slot.gpu });
     }
-    if slots.is_empty() { Err(Refusal::Nothing { resource: resource() }) } else { Ok(slots) }
+    if slots.is_empty() { Err(Refusal::Nothing { resource: name() }) } else { Ok(slots) }
 }
 
 /// The variables of a seat's container.
@@ -187,8 +188,8 @@ mod tests {
             (vec!["GPU-1::0".to_owned()], false, unknown("GPU-1::0".to_owned())),
             (vec![], true, Err(Refusal::Nothing { resource: resource() })),
         ] {
-            let options = options(if multi { "--multi-gpu" } else { "" });
-            let got = slots(&asked, &options, |gpu| gpu != stranger);
+            let table = Resource::table(&options("")).unwrap();
+            let got = slots(&asked, &table[0], multi, |gpu| gpu != stranger);
             assert_eq!(got, expected, "{asked:?}");
         }
         let refused = Refusal::TooLarge { resource: resource(), count: 2 }.to_string();

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use nvshare_proto::{SeatName, Slot};
 use serde::Deserialize;
 
+use crate::resources::Numbers;
+
 /// The file's name, in the folder of the sockets of plugins.
 pub const FILE: &str = "kubelet_internal_checkpoint";
 
@@ -45,20 +47,21 @@ enum Ids {
     Plain(Vec<String>),
 }
 
-/// The seats whose answers the kubelet keeps.
+/// The seats whose answers the kubelet keeps: those of the main resource, which is called `main`, and of further ones.
 ///
 /// # Errors
 /// The text has another form: nothing follows from it.
-pub fn seats(text: &str, resource: &str) -> Result<Seats, String> {
+pub fn seats(text: &str, main: &str) -> Result<Seats, String> {
     let whole: Whole = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let mut seats = Seats::new();
     let entries = whole.data.pod_device_entries.unwrap_or_default();
-    for entry in entries.into_iter().filter(|entry| entry.resource_name == resource) {
+    for entry in entries {
+        let Some(numbers) = Numbers::of_resource(&entry.resource_name, main) else { continue };
         let ids: Vec<String> = match entry.ids {
             Ids::OfNodes(nodes) => nodes.into_values().flatten().collect(),
             Ids::Plain(ids) => ids,
         };
-        let slots = ids.iter().map(|id| id.parse::<Slot>().map_err(|error| error.to_string()));
+        let slots = ids.iter().map(|id| numbers.slot(id));
         let mut slots = slots.collect::<Result<Vec<_>, _>>()?;
         slots.sort_unstable();
         if !slots.is_empty() {
@@ -95,8 +98,13 @@ mod tests {
             entry("app", ours, &format!(r#"{{"-1":["{a}"]}}"#)),
             entry("old", ours, &format!(r#"["{b}"]"#)),
             entry("other", "nvidia.com/gpu", r#"{"-1":["GPU-1"]}"#),
+            entry("longer", "nvshare.com/gpus", r#"{"-1":["GPU-1"]}"#),
+            entry("small", "nvshare.com/gpu.small", &format!(r#"{{"-1":["{a}"]}}"#)),
         ]);
-        let expected = [vec![a, b], vec![a], vec![b]].map(|slots| (SeatName::of(&slots), slots));
+        let small =
+            vec![Numbers::of_resource("nvshare.com/gpu.small", ours).unwrap().slot(&a.to_string()).unwrap()];
+        let expected = [vec![a, b], vec![a], vec![b], small].map(|slots| (SeatName::of(&slots), slots));
+        assert_eq!(expected.iter().map(|(name, _)| name).collect::<std::collections::BTreeSet<_>>().len(), 4);
         assert_eq!(seats(&text, ours), Ok(expected.into()));
         let none = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#;
         assert_eq!(seats(none, ours), Ok(Seats::new()));

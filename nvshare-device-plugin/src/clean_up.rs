@@ -40,8 +40,8 @@ pub async fn run(options: &Options) -> Result<(), String> {
     if let Some((count, claim)) = rivals::claimed(options)? {
         return Err(format!("claims are prepared: {count}, such as {claim}; remove their pods first"));
     }
-    let sockets = [kubelet::socket(&options.kubelet), registration::socket(&options.kubelet)];
-    for file in sockets.into_iter().chain([options.cdi_dir.join(cdi::FILE)]) {
+    let others = [registration::socket(&options.kubelet), options.cdi_dir.join(cdi::FILE)];
+    for file in kubelet::sockets(&options.kubelet).into_iter().chain(others) {
         gone(&file, fs::remove_file(&file))?;
     }
     if let Some(folder) = &options.features_dir {

@@ -1,9 +1,10 @@
 //! Which devices there are: slots of GPUs.
 
+use nvshare_proto::GpuUuid;
 use nvshare_proto::units::Bytes;
-use nvshare_proto::{GpuUuid, Slot};
 
 use crate::api::{Device, HEALTHY, NumaNode, TopologyInfo, UNHEALTHY};
+use crate::resources::Resource;
 
 /// A GPU of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,43 +28,34 @@ pub struct Card {
 /// The GPUs that are given out: those that are named, or all.
 ///
 /// # Errors
-/// One that is named is not there, or one has less memory than a slot is to have.
-pub fn choose(cards: Vec<Card>, named: &[GpuUuid], slot_memory: Option<u64>) -> Result<Vec<Card>, String> {
+/// One that is named is not there, or one has less memory than a slot of a resource is to have.
+pub fn choose(cards: Vec<Card>, named: &[GpuUuid], table: &[Resource]) -> Result<Vec<Card>, String> {
     if let Some(missing) = named.iter().find(|gpu| cards.iter().all(|card| card.gpu != **gpu)) {
         let there: Vec<String> = cards.iter().map(|card| card.gpu.to_string()).collect();
         return Err(format!("--gpus: {missing} is not there; this machine has {}", there.join(", ")));
     }
     let is_chosen = |card: &Card| named.is_empty() || named.contains(&card.gpu);
     let chosen: Vec<Card> = cards.into_iter().filter(is_chosen).collect();
-    for card in &chosen {
-        if let (Some(limit), Some(memory)) = (slot_memory, card.memory)
+    for (resource, card) in table.iter().flat_map(|resource| chosen.iter().map(move |card| (resource, card)))
+    {
+        if let (Some(limit), Some(memory)) = (resource.memory(), card.memory)
             && limit > memory
         {
-            return Err(format!(
-                "--slot-memory: {} has {}, less than {}",
-                card.gpu,
-                Bytes(memory),
-                Bytes(limit)
-            ));
+            let (option, limit, memory) = (resource.option(), Bytes(limit), Bytes(memory));
+            return Err(format!("{option}: {} has {memory}, less than {limit}", card.gpu));
         }
     }
     Ok(chosen)
 }
 
-/// The slots of a GPU.
-pub fn slots(card: &Card, slots: u32) -> impl Iterator<Item = Slot> {
-    let gpu = card.gpu;
-    (0..slots).map(move |number| Slot { gpu, number })
-}
-
-/// The list that the kubelet gets.
-pub fn list(cards: &[Card], count: u32, is_healthy: impl Fn(&Card) -> bool) -> Vec<Device> {
-    let of_card = |card| {
+/// The list that the kubelet gets of a resource.
+pub fn list(cards: &[Card], resource: &Resource, is_healthy: impl Fn(&Card) -> bool) -> Vec<Device> {
+    let of_card = |card: &Card| {
         let health = if is_healthy(card) { HEALTHY } else { UNHEALTHY };
         let node = card.numa.map(|node| NumaNode { id: node.into() });
         let topology = node.map(|node| TopologyInfo { nodes: vec![node] });
-        slots(card, count).map(move |slot| Device {
-            id: slot.to_string(),
+        resource.ids(card.gpu).map(move |id| Device {
+            id,
             health: health.to_owned(),
             topology: topology.clone(),
         })
@@ -73,7 +65,15 @@ pub fn list(cards: &[Card], count: u32, is_healthy: impl Fn(&Card) -> bool) -> V
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::options::Options;
+
+    fn table(options: &str) -> Vec<Resource> {
+        let words = std::iter::once("plugin").chain(options.split_whitespace());
+        Resource::table(&Options::parse_from(words)).unwrap()
+    }
 
     pub(crate) fn card(number: u8) -> Card {
         Card {
@@ -90,7 +90,7 @@ pub(crate) mod tests {
     #[test]
     fn each_gpu_has_slots_with_its_health_and_place() {
         let cards = [card(1), Card { numa: Some(1), ..card(2) }];
-        let listed = list(&cards, 2, |card| card.gpu == cards[0].gpu);
+        let listed = list(&cards, &table("--slots 2")[0], |card| card.gpu == cards[0].gpu);
         let short: Vec<_> = listed
             .iter()
             .map(|device| {
@@ -108,27 +108,33 @@ pub(crate) mod tests {
                 (&*format!("{b}::1"), "Unhealthy", Some(1)),
             ]
         );
-        assert!(list(&cards, 1000, |_| true).iter().all(|device| device.id.len() <= 63));
+        assert!(list(&cards, &table("--slots 1000")[0], |_| true).iter().all(|device| device.id.len() <= 63));
     }
 
     #[test]
     fn gpus_are_those_that_are_named() {
         let (a, b) = (card(1), card(2));
         let all = || vec![a.clone(), b.clone()];
-        assert_eq!(choose(all(), &[], None).unwrap(), all());
-        assert_eq!(choose(all(), &[b.gpu], None).unwrap(), std::slice::from_ref(&b));
-        let missing = choose(all(), &[b.gpu, GpuUuid([3; 16])], None).unwrap_err();
+        assert_eq!(choose(all(), &[], &table("")).unwrap(), all());
+        assert_eq!(choose(all(), &[b.gpu], &table("")).unwrap(), std::slice::from_ref(&b));
+        let missing = choose(all(), &[b.gpu, GpuUuid([3; 16])], &table("")).unwrap_err();
         assert!(missing.contains("GPU-03030303-0303-0303-0303-030303030303 is not there"), "{missing}");
     }
 
     #[test]
     fn no_slot_has_more_memory_than_its_gpu() {
         let all = || vec![card(1), Card { memory: Some(4 << 30), ..card(2) }];
-        assert!(choose(all(), &[], Some(4 << 30)).is_ok());
-        let refused = choose(all(), &[], Some(5 << 30)).unwrap_err();
-        assert!(refused.ends_with("has 4.00 GiB, less than 5.00 GiB"), "{refused}");
-        assert!(choose(all(), &[card(1).gpu], Some(5 << 30)).is_ok(), "it is not given out");
-        let unknown = vec![Card { memory: None, ..card(1) }];
-        assert!(choose(unknown, &[], Some(5 << 30)).is_ok());
+        assert!(choose(all(), &[], &table("--slot-memory 4g")).is_ok());
+        let small = card(2).gpu;
+        for (options, option) in [
+            ("--slot-memory 5g --also low=memory=1g", "--slot-memory"),
+            ("--slot-memory 4g --also high=memory=5g,priority=high", "--also high"),
+        ] {
+            let refused = choose(all(), &[], &table(options)).unwrap_err();
+            assert_eq!(refused, format!("{option}: {small} has 4.00 GiB, less than 5.00 GiB"));
+            assert!(choose(all(), &[card(1).gpu], &table(options)).is_ok(), "it is not given out");
+            let unknown = vec![Card { memory: None, ..card(1) }];
+            assert!(choose(unknown, &[], &table(options)).is_ok());
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nvshare_admin::{Error, Scheduler};
-use nvshare_proto::{AdminRequest, GpuUuid, Seat, SeatName, Slot};
+use nvshare_proto::{AdminRequest, GpuUuid, SeatName, Slot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use tonic::Status;
@@ -16,9 +16,10 @@ use crate::devices::Card;
 use crate::nvidia::Found;
 use crate::options::{Api, Options, Strategy};
 use crate::records::{Record, Records, Seats};
+use crate::resources::Resource;
 use crate::specifications::Specifications;
 use crate::troubles::Troubles;
-use crate::{cdi, devices, files, nvidia};
+use crate::{cdi, files, nvidia};
 
 /// For how long a seat is asked for while no scheduler answers, and how often: the kubelet fails a pod for ever. It starts no other pod
 /// meanwhile, the scheduler's neither, so that must not be long.
@@ -29,6 +30,8 @@ const PATIENCE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_m
 pub struct Host {
     /// The command line.
     pub options: Options,
+    /// The resources that are offered.
+    pub table: Vec<Resource>,
     /// The GPUs that are given out.
     pub cards: Vec<Card>,
     /// The scheduler.
@@ -49,13 +52,13 @@ impl Host {
     ///
     /// # Errors
     /// The record cannot be read.
-    pub fn open(options: Options, cards: Vec<Card>) -> Result<Self, String> {
+    pub fn open(options: Options, table: Vec<Resource>, cards: Vec<Card>) -> Result<Self, String> {
         let (records, wrong) = Records::open(&options.state, options.api)?;
         wrong.iter().for_each(|line| warn!("{line}"));
-        let given = options.given();
         let counted = cards.iter().filter(|_| options.api == Api::DevicePlugin);
-        let slots = counted.flat_map(|card| devices::slots(card, options.slots));
-        let singles = slots.map(|slot| Record { seat: Seat { slots: vec![slot], given }, claim: None });
+        let singles = counted.flat_map(|card| table.iter().map(move |resource| (resource, card.gpu)));
+        let singles = singles
+            .flat_map(|(resource, gpu)| resource.slots_of(gpu).map(|slot| resource.record(vec![slot])));
         let folders = vec![options.etc_cdi.clone(), options.cdi_dir.clone()];
         Ok(Self {
             singles: singles.map(|record| (record.seat.name(), record)).collect(),
@@ -66,6 +69,7 @@ impl Host {
             troubles: Mutex::default(),
             specifications: Mutex::new(Specifications::of(folders, cdi::FILE)),
             options,
+            table,
             cards,
         })
     }
@@ -73,6 +77,11 @@ impl Host {
     /// Whether containers get names of CDI devices.
     pub(crate) fn names_devices(&self) -> bool {
         self.options.device_list_strategy == Strategy::CdiCri
+    }
+
+    /// The resource that these slots are of, if it is offered.
+    pub(crate) fn resource(&self, slots: &[Slot]) -> Option<&Resource> {
+        self.table.iter().find(|resource| resource.has(slots))
     }
 
     /// A GPU that is given out.

@@ -1,4 +1,4 @@
-//! The kubelet: the plugin's socket beside the kubelet's, and the registration there.
+//! The kubelet: a socket of each resource beside the kubelet's, and the registration there.
 //!
 //! A kubelet that starts removes all sockets of plugins and makes its own anew. Both are looked at once a second: there is
 //! nothing to run out of, as with inotify, and a missed look costs a second. A lock on the folder keeps it to one plugin: a
@@ -19,10 +19,13 @@ use tracing::{info, warn};
 
 use crate::api::{self, Empty, REGISTER, RegisterRequest};
 use crate::grpc::{self, Answer, Call, Client};
-use crate::plugin::{self, Plugin, WANTED};
+use crate::plugin::{self, Offer, Plugin, WANTED};
+use crate::resources::Resource;
 
-/// The plugin's socket, in the folder of the kubelet's.
-pub const SOCKET: &str = "nvshare.sock";
+/// The socket of the main resource, in the folder of the kubelet's. Each further one has its own beside it.
+const SOCKET: &str = "nvshare.sock";
+/// How the names of the others begin and end.
+const OTHERS: (&str, &str) = ("nvshare-", ".sock");
 
 /// How often the sockets are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -70,10 +73,26 @@ pub async fn enter(kubelet: &Path) -> File {
     }
 }
 
-/// The path of the plugin's socket.
+/// The path of the main resource's socket.
 #[must_use]
 pub fn socket(kubelet: &Path) -> PathBuf {
     folder(kubelet).join(SOCKET)
+}
+
+/// The name of a resource's socket.
+fn socket_name(resource: &Resource) -> String {
+    let (begin, end) = OTHERS;
+    resource.also.as_ref().map_or_else(|| SOCKET.to_owned(), |name| format!("{begin}{name}{end}"))
+}
+
+/// The plugin's sockets that are there, also those of resources that are offered no more.
+pub(crate) fn sockets(kubelet: &Path) -> Vec<PathBuf> {
+    let is_ours = |name: &str| name == SOCKET || name.starts_with(OTHERS.0) && name.ends_with(OTHERS.1);
+    let entries = fs::read_dir(folder(kubelet)).into_iter().flatten().filter_map(Result::ok);
+    entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(is_ours))
+        .map(|entry| entry.path())
+        .collect()
 }
 
 /// The same as [`enter`] without waiting.
@@ -127,39 +146,42 @@ impl Drop for Bound {
     }
 }
 
-/// Serves, and is registered at the kubelet, for ever.
-pub async fn attend(plugin: Arc<Plugin>) {
+/// Serves a resource, and has it registered at the kubelet, for ever.
+pub async fn attend(plugin: Arc<Plugin>, offer: Arc<Offer>) {
     let folder = folder(&plugin.host.options.kubelet);
-    let (own, kubelet) = (socket(&plugin.host.options.kubelet), folder.join("kubelet.sock"));
+    let (own, kubelet) = (folder.join(socket_name(&offer.resource)), folder.join("kubelet.sock"));
     let mut bound: Option<Bound> = None;
     let mut registered: Option<(Identity, Instant)> = None;
     let mut again = AGAIN.0;
     loop {
         if bound.as_ref().is_none_or(|bound| !bound.is_at(&own)) {
             registered = None;
-            let answers = Arc::clone(&plugin);
-            bound = Bound::at(&own, move |call| plugin::answer(Arc::clone(&answers), call))
-                .inspect_err(|error| FAILING.say(format_args!("{}: {error}", own.display())))
-                .ok();
+            let (answers, offers) = (Arc::clone(&plugin), Arc::clone(&offer));
+            bound =
+                Bound::at(&own, move |call| plugin::answer(Arc::clone(&answers), Arc::clone(&offers), call))
+                    .inspect_err(|error| FAILING.say(format_args!("{}: {error}", own.display())))
+                    .ok();
         }
         let there = identity(&kubelet);
-        // A kubelet that follows the list no more has forgotten the plugin.
+        // A kubelet that follows the list no more has forgotten the resource.
         let is_registered = registered.is_some_and(|(at, since)| {
-            Some(at) == there && (plugin.is_followed() || since.elapsed() < PATIENCE)
+            Some(at) == there && (offer.is_followed() || since.elapsed() < PATIENCE)
         });
         let mut pause = LOOK_EVERY;
         match there {
-            Some(there) if !is_registered && bound.is_some() => match register(&kubelet, &plugin).await {
-                Ok(()) => {
-                    info!("registered {} at {}", plugin.host.options.resource, kubelet.display());
-                    (registered, again) = (Some((there, Instant::now())), AGAIN.0);
+            Some(there) if !is_registered && bound.is_some() => {
+                match register(&kubelet, &plugin, &offer.resource).await {
+                    Ok(()) => {
+                        info!("registered {} at {}", offer.resource.name, kubelet.display());
+                        (registered, again) = (Some((there, Instant::now())), AGAIN.0);
+                    }
+                    Err(error) => {
+                        FAILING.say(format_args!("not registered at {}: {error}", kubelet.display()));
+                        registered = None;
+                        (pause, again) = (again, (2 * again).min(AGAIN.1));
+                    }
                 }
-                Err(error) => {
-                    FAILING.say(format_args!("not registered at {}: {error}", kubelet.display()));
-                    registered = None;
-                    (pause, again) = (again, (2 * again).min(AGAIN.1));
-                }
-            },
+            }
             Some(_) => {}
             None => WAITING.say(format_args!("waiting for a kubelet at {}", kubelet.display())),
         }
@@ -168,12 +190,12 @@ pub async fn attend(plugin: Arc<Plugin>) {
 }
 
 /// The kubelet dials back before it answers. From then on it may start containers, whose devices have to be there.
-async fn register(kubelet: &Path, plugin: &Arc<Plugin>) -> Result<(), String> {
+async fn register(kubelet: &Path, plugin: &Arc<Plugin>, resource: &Resource) -> Result<(), String> {
     plugin.host.publish_soon().await.map_err(|status| status.message().to_owned())?;
     let request = RegisterRequest {
         version: api::VERSION.to_owned(),
-        endpoint: SOCKET.to_owned(),
-        resource_name: plugin.host.options.resource.clone(),
+        endpoint: socket_name(resource),
+        resource_name: resource.name.clone(),
         options: Some(WANTED),
     };
     let call = async {

@@ -6,9 +6,7 @@ use clap::{Parser, ValueEnum};
 use nvshare_proto::{Given, GpuUuid, cdi, paths, units};
 
 use crate::cards;
-
-/// Most slots of a GPU.
-const MOST_SLOTS: u32 = 1000;
+use crate::resources::{self, Also};
 
 /// Gives slots of GPUs to containers: the device plugin of Kubernetes for nvshare.com/gpu.
 #[derive(Debug, Clone, Parser)]
@@ -23,7 +21,7 @@ pub struct Options {
     pub node_name: Option<String>,
 
     /// Slots of each GPU: so many containers may share it, 1 to 1000
-    #[arg(long, value_name = "N", default_value = "10", value_parser = slots, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = resources::slots, allow_negative_numbers = true)]
     pub slots: u32,
 
     /// Let one container have slots of several GPUs, one of each
@@ -57,6 +55,11 @@ pub struct Options {
     /// The resource's name
     #[arg(long, value_name = "NAME", default_value = cdi::KIND, value_parser = resource)]
     pub resource: String,
+
+    /// A further resource, `nvshare.com/gpu.NAME`, with slots of its own on each GPU: slots, memory, compute, weight, priority. What it does not say
+    /// is as for the main one. May be said several times
+    #[arg(long, value_name = "NAME=KEY=VALUE,…", allow_hyphen_values = true)]
+    pub also: Vec<Also>,
 
     /// The kind of NVIDIA's CDI devices [default: nvidia.com/gpu or k8s.device-plugin.nvidia.com/gpu, whichever has the GPU]
     #[arg(long, value_name = "KIND", value_parser = resource)]
@@ -177,16 +180,11 @@ impl Options {
         self.admin_socket.clone().unwrap_or_else(|| paths::admin_socket(true))
     }
 
-    /// The limits of a seat.
+    /// The limits of a slot that says none itself.
     #[must_use]
     pub fn given(&self) -> Given {
         Given { memory: self.slot_memory, compute: self.slot_compute, ..Given::default() }
     }
-}
-
-fn slots(text: &str) -> Result<u32, String> {
-    let slots = text.parse().ok().filter(|slots| (1..=MOST_SLOTS).contains(slots));
-    slots.ok_or_else(|| format!("{text:?} is no number of slots; accepted: 1 to {MOST_SLOTS}"))
 }
 
 fn resource(text: &str) -> Result<String, String> {
@@ -230,6 +228,21 @@ mod tests {
     fn bad_values_are_told_what_is_accepted() {
         for (text, told) in [
             ("--slots 0", "\"0\" is no number of slots; accepted: 1 to 1000"),
+            ("--also small", "invalid value 'small' for '--also <NAME=KEY=VALUE,…>': it says nothing"),
+            ("--also small=slots=0", "\"0\" is no number of slots; accepted: 1 to 1000"),
+            ("--also small=memory=1", "the least is 64.0 MiB"),
+            ("--also small=memory=8g,memory=4g", "memory is said twice"),
+            ("--also small=compute=0", "\"0\" is not a compute limit"),
+            ("--also small=weight=0", "\"0\" is not a weight"),
+            ("--also small=priority=urgent", "\"urgent\" is not a priority"),
+            (
+                "--also small=size=8g",
+                "\"size\" is no key; accepted: slots, memory, compute, weight, priority",
+            ),
+            ("--also small=", "\"\" is no key"),
+            ("--also -small=slots=1", "\"-small\" is no name of a resource; accepted: 1 to 30 small letters"),
+            ("--also a.b=slots=1", "\"a.b\" is no name of a resource"),
+            ("--also =slots=1", "\"\" is no name of a resource"),
             ("--slots -3", "\"-3\" is no number of slots"),
             ("--slots 1001", "accepted: 1 to 1000"),
             ("--device-list-strategy cdi", "[possible values: cdi-cri, envvar, volume-mounts]"),

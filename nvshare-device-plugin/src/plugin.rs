@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nvshare_proto::{GpuUuid, Seat, SeatName, Seldom, Slot};
+use nvshare_proto::{GpuUuid, SeatName, Seldom, Slot};
 use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
 use tokio_stream::StreamExt;
@@ -13,13 +13,15 @@ use tonic::Status;
 use tracing::{info, warn};
 
 use crate::api::{
-    self, AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, DevicePluginOptions,
-    Empty, ListAndWatchResponse, PreferredAllocationRequest, PreferredAllocationResponse,
+    self, AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device,
+    DevicePluginOptions, Empty, ListAndWatchResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse,
 };
 use crate::grpc::{self, Answer, Call};
 use crate::host::{Host, blocking, lock};
 use crate::nvidia::Found;
 use crate::records::Record;
+use crate::resources::Resource;
 use crate::unused::Unused;
 use crate::{allocate, checkpoint, devices, preferred};
 
@@ -33,9 +35,18 @@ static NOT_REMOVED: Seldom = Seldom::new(|text| warn!("{text}"));
 pub struct Plugin {
     /// The machine.
     pub host: Arc<Host>,
+    /// The resources, each with its list.
+    pub offers: Vec<Arc<Offer>>,
     /// Told after each seat that is given out.
     pub allocated: Notify,
     unused: Mutex<Unused>,
+}
+
+/// A resource, and the list of its devices.
+#[derive(Debug)]
+pub struct Offer {
+    /// The resource.
+    pub resource: Resource,
     devices: watch::Sender<ListAndWatchResponse>,
 }
 
@@ -50,47 +61,38 @@ impl Plugin {
     /// The plugin of a machine. The scheduler counts as there until it is seen not to be.
     #[must_use]
     pub fn of(host: Arc<Host>) -> Self {
-        let devices = watch::Sender::new(ListAndWatchResponse::default());
-        let plugin = Self { allocated: Notify::new(), unused: Mutex::default(), devices, host };
+        let offer = |resource: &Resource| {
+            let devices = watch::Sender::new(ListAndWatchResponse::default());
+            Arc::new(Offer { resource: resource.clone(), devices })
+        };
+        let offers = host.table.iter().map(offer).collect();
+        let plugin = Self { offers, allocated: Notify::new(), unused: Mutex::default(), host };
         plugin.offer(&plugin.host.nvidia(), true);
         plugin
     }
 
-    /// Offers the GPUs' slots, as healthy ones where the GPU is.
+    /// Offers the GPUs' slots of all resources, as healthy ones where the GPU is.
     pub(crate) fn offer(&self, nvidia: &Found, answers: bool) {
         let healthy = self.host.healthy(nvidia, answers);
         let is_healthy = |card: &devices::Card| healthy.contains(&card.gpu);
-        let mut list = devices::list(&self.host.cards, self.host.options.slots, is_healthy);
-        if self.host.names_devices() && !nvidia.any {
-            list.clear();
+        let is_none = self.host.names_devices() && !nvidia.any;
+        let cards = if is_none { &[] } else { &self.host.cards[..] };
+        for offer in &self.offers {
+            offer.set(devices::list(cards, &offer.resource, is_healthy));
         }
-        let list = ListAndWatchResponse { devices: list };
-        let changes = |old: &mut ListAndWatchResponse| {
-            let differs = *old != list;
-            *old = list;
-            differs
-        };
-        if self.devices.send_if_modified(changes) {
-            let list = self.devices.borrow();
-            let healthy = list.devices.iter().filter(|device| device.health == api::HEALTHY).count();
-            info!("{} slots are offered, {healthy} of them healthy", list.devices.len());
-        }
-    }
-
-    /// Whether a kubelet follows the list.
-    pub(crate) fn is_followed(&self) -> bool {
-        self.devices.receiver_count() > 0
     }
 
     /// Makes the seats that the kubelet's record names and ours does not, which may have been lost or torn: the kubelet starts their containers
     /// again with the answers that it has.
     pub(crate) async fn restore(&self, given: &checkpoint::Seats) -> Result<(), Status> {
         let known: BTreeSet<SeatName> = self.host.seats().await.into_iter().collect();
-        let is_ours = |slots: &[Slot]| slots.iter().all(|slot| self.host.card(slot.gpu).is_some());
-        let lost = given.iter().filter(|(name, slots)| !known.contains(name) && is_ours(slots));
+        let is_there = |slots: &[Slot]| slots.iter().all(|slot| self.host.card(slot.gpu).is_some());
+        let lost = given.iter().filter(|(name, slots)| !known.contains(name) && is_there(slots));
+        let lost =
+            lost.filter_map(|(name, slots)| Some((name, self.host.resource(slots)?.record(slots.clone()))));
         let (mut is_any, mut outcome) = (false, Ok(()));
-        for (name, slots) in lost {
-            match self.give(slots).await {
+        for (name, record) in lost {
+            match self.give(record).await {
                 Ok(()) => {
                     is_any = true;
                     warn!("seat {name}, which a container has, was not recorded any more; it is again");
@@ -114,7 +116,7 @@ impl Plugin {
             host.singles_to_make(AHEAD, is_free)
         };
         for record in spawn_blocking(find).await.unwrap_or_default() {
-            self.give(&record.seat.slots).await?;
+            self.give(record).await?;
         }
         Ok(())
     }
@@ -156,11 +158,15 @@ impl Plugin {
     }
 
     /// Gives seats out.
-    async fn allocate(self: &Arc<Self>, request: AllocateRequest) -> Result<AllocateResponse, Status> {
-        let plugin = Arc::clone(self);
-        let asked = blocking(move || plugin.read(&request)).await?;
+    async fn allocate(
+        self: &Arc<Self>,
+        offer: &Arc<Offer>,
+        request: AllocateRequest,
+    ) -> Result<AllocateResponse, Status> {
+        let (plugin, offers) = (Arc::clone(self), Arc::clone(offer));
+        let asked = blocking(move || plugin.read(&offers.resource, &request)).await?;
         for (slots, _) in &asked {
-            self.give(slots).await?;
+            self.give(offer.resource.record(slots.clone())).await?;
         }
         self.host.publish_soon().await?;
         self.allocated.notify_one();
@@ -169,12 +175,13 @@ impl Plugin {
         Ok(AllocateResponse { container_responses: responses.collect() })
     }
 
-    /// What each container asks for.
-    fn read(&self, request: &AllocateRequest) -> Result<Vec<Asked>, Status> {
-        let is_offered = |gpu: GpuUuid| self.host.card(gpu).is_some();
+    /// What each container asks for of a resource.
+    fn read(&self, resource: &Resource, request: &AllocateRequest) -> Result<Vec<Asked>, Status> {
+        let (is_offered, multi_gpu) =
+            (|gpu: GpuUuid| self.host.card(gpu).is_some(), self.host.options.multi_gpu);
         let asked = request.container_requests.iter();
         let asked =
-            asked.map(|container| allocate::slots(&container.devices_ids, &self.host.options, is_offered));
+            asked.map(|container| allocate::slots(&container.devices_ids, resource, multi_gpu, is_offered));
         let asked: Vec<Vec<Slot>> = asked
             .collect::<Result<_, _>>()
             .map_err(|refusal| Status::invalid_argument(refusal.to_string()))?;
@@ -184,11 +191,33 @@ impl Plugin {
         Ok(asked.into_iter().zip(names).collect())
     }
 
-    /// Makes the seat of these slots.
-    async fn give(&self, slots: &[Slot]) -> Result<(), Status> {
-        let seat = Seat { slots: slots.to_vec(), given: self.host.options.given() };
-        lock(&self.unused).keep(seat.name());
-        self.host.give(Record { seat, claim: None }).await
+    /// Makes a seat.
+    async fn give(&self, record: Record) -> Result<(), Status> {
+        lock(&self.unused).keep(record.seat.name());
+        self.host.give(record).await
+    }
+}
+
+impl Offer {
+    /// Tells the kubelet of a list that differs from the last one.
+    fn set(&self, devices: Vec<Device>) {
+        let list = ListAndWatchResponse { devices };
+        let changes = |old: &mut ListAndWatchResponse| {
+            let differs = *old != list;
+            *old = list;
+            differs
+        };
+        if self.devices.send_if_modified(changes) {
+            let list = self.devices.borrow();
+            let healthy = list.devices.iter().filter(|device| device.health == api::HEALTHY).count();
+            let (count, name) = (list.devices.len(), &self.resource.name);
+            info!("{count} slots of {name} are offered, {healthy} of them healthy");
+        }
+    }
+
+    /// Whether a kubelet follows the list.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.devices.receiver_count() > 0
     }
 }
 
@@ -202,22 +231,21 @@ fn prefer(request: &PreferredAllocationRequest) -> PreferredAllocationResponse {
     PreferredAllocationResponse { container_responses: containers.collect() }
 }
 
-/// Answers a call of the kubelet.
-pub async fn answer(plugin: Arc<Plugin>, call: Call) -> Answer {
+/// Answers a call of the kubelet for a resource.
+pub async fn answer(plugin: Arc<Plugin>, offer: Arc<Offer>, call: Call) -> Answer {
     match call.uri().path() {
         api::OPTIONS => grpc::unary(call, |_: Empty| async { Ok(WANTED) }).await,
         api::LIST_AND_WATCH => {
-            let open = || WatchStream::new(plugin.devices.subscribe()).map(Ok);
+            let open = || WatchStream::new(offer.devices.subscribe()).map(Ok);
             grpc::stream::<Empty, ListAndWatchResponse, _, _>(call, open).await
         }
         api::PREFERRED => grpc::unary(call, |request| async move { Ok(prefer(&request)) }).await,
         api::ALLOCATE => {
             let act = move |request: AllocateRequest| {
-                let plugin = Arc::clone(&plugin);
+                let (plugin, offer) = (Arc::clone(&plugin), Arc::clone(&offer));
                 async move {
-                    let resource = &plugin.host.options.resource;
-                    let done = plugin.allocate(request).await;
-                    done.inspect_err(|status| warn!("{resource} is not given out: {}", status.message()))
+                    let (name, done) = (&offer.resource.name, plugin.allocate(&offer, request).await);
+                    done.inspect_err(|status| warn!("{name} is not given out: {}", status.message()))
                 }
             };
             grpc::unary(call, act).await

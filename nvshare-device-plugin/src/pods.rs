@@ -19,6 +19,7 @@ use crate::host::Host;
 use crate::kubelet::{self, Identity};
 use crate::options::Options;
 use crate::plugin::Plugin;
+use crate::resources::Numbers;
 use crate::{cdi, checkpoint};
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -68,17 +69,20 @@ impl Held {
     }
 }
 
-/// Which container has which seat.
+/// Which container has which seat. `main`: the name of the main resource.
 #[must_use]
-pub fn holders(pods: &ListPodResourcesResponse, resource: &str) -> Holders {
+pub fn holders(pods: &ListPodResourcesResponse, main: &str) -> Holders {
     let mut holders = Holders::new();
     for pod in &pods.pod_resources {
         for container in &pod.containers {
             // A device for each NUMA node may stand by itself.
-            let ours = container.devices.iter().filter(|devices| devices.resource_name == resource);
-            let slots = ours.flat_map(|devices| &devices.device_ids).filter_map(|id| id.parse().ok());
-            let slots: Vec<Slot> = slots.collect();
-            let seat = (!slots.is_empty()).then(|| SeatName::of(&slots));
+            let mut slots: BTreeMap<Numbers, Vec<Slot>> = BTreeMap::new();
+            for devices in &container.devices {
+                let Some(numbers) = Numbers::of_resource(&devices.resource_name, main) else { continue };
+                let ids = devices.device_ids.iter();
+                slots.entry(numbers).or_default().extend(ids.filter_map(|id| numbers.slot(id).ok()));
+            }
+            let seats = slots.values().filter(|slots| !slots.is_empty()).map(|slots| SeatName::of(slots));
             // A claim's seat is known by the name of its device.
             let claimed = container.dynamic_resources.iter().flat_map(|claim| &claim.claim_resources);
             let names = claimed.flat_map(|claim| &claim.cdi_devices);
@@ -88,7 +92,7 @@ pub fn holders(pods: &ListPodResourcesResponse, resource: &str) -> Holders {
                 pod: pod.name.clone(),
                 container: container.name.clone(),
             };
-            holders.extend(seat.into_iter().chain(claimed).map(|seat| (seat, holder())));
+            holders.extend(seats.chain(claimed).map(|seat| (seat, holder())));
         }
     }
     holders
@@ -287,7 +291,7 @@ mod tests {
             resource_name: resource.to_owned(),
             device_ids: slots.iter().map(Slot::to_string).collect(),
         };
-        let ours = "nvshare.com/gpu";
+        let (ours, small) = ("nvshare.com/gpu", "nvshare.com/gpu.small");
         let container = |name: &str, devices| ContainerResources {
             name: name.to_owned(),
             devices,
@@ -304,16 +308,17 @@ mod tests {
             container("other", vec![devices("nvidia.com/gpu", &[slot(3, 0)])]),
             container("none", vec![]),
             container("one", vec![devices(ours, &[slot(1, 2)])]),
+            container("two", vec![devices(ours, &[slot(1, 5)]), devices(small, &[slot(1, 2)])]),
             by_claim,
         ];
         let pod = PodResources { name: "p".to_owned(), namespace: "n".to_owned(), containers };
         let found = holders(&ListPodResourcesResponse { pod_resources: vec![pod] }, ours);
         let both = SeatName::of(&[slot(1, 0), slot(2, 1)]);
         let one = SeatName::of(&[slot(1, 2)]);
-        assert_eq!(
-            found,
-            Holders::from([(both, holder("both")), (one, holder("one")), (claimed, holder("claim"))])
-        );
+        let of_small = Numbers::of_resource(small, ours).unwrap().slot(&slot(1, 2).to_string()).unwrap();
+        let two = [slot(1, 5), of_small].map(|slot| (SeatName::of(&[slot]), holder("two")));
+        let others = [(both, holder("both")), (one, holder("one")), (claimed, holder("claim"))];
+        assert_eq!(found, others.into_iter().chain(two).collect());
     }
 
     #[tokio::test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_proto::{GpuUuid, Seldom};
 use tokio::sync::watch;
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
 use tracing::info;
 
@@ -17,6 +17,7 @@ use crate::devices::{self, Card};
 use crate::host::Host;
 use crate::options::{Api, Options, Preload};
 use crate::plugin::Plugin;
+use crate::resources::Resource;
 use crate::{clean_up, dra, features, files, kubelet, pods, rivals, upkeep};
 
 const LOOK_FOR_GPUS_EVERY: Duration = Duration::from_secs(5);
@@ -34,6 +35,7 @@ pub async fn run(options: Options) -> Result<(), String> {
     if options.clean_up {
         return clean_up::run(&options).await;
     }
+    let table = Resource::table(&options)?;
     let server = match options.api {
         Api::DevicePlugin => None,
         Api::Dra => Some(dra::server(&options).await?),
@@ -44,13 +46,13 @@ pub async fn run(options: Options) -> Result<(), String> {
     rivals::refuse_seats(&options).await?;
     install(&options)?;
     let places = Places { descriptions: options.gpu_descriptions.clone(), sysfs: options.sysfs.clone() };
-    let cards = find_cards(&options, &places).await?;
+    let cards = find_cards(&options, &table, &places).await?;
     if let Some(folder) = &options.features_dir {
         features::write(folder, &cards, options.slots)?;
     }
     // NVML is asked only where it is of use.
     let versions = if server.is_some() { places.versions() } else { Versions::default() };
-    let host = Arc::new(Host::open(options, cards)?);
+    let host = Arc::new(Host::open(options, table, cards)?);
     let sees = Arc::clone(&host);
     // NVML waits.
     let follows =
@@ -66,10 +68,14 @@ pub async fn run(options: Options) -> Result<(), String> {
 /// Serves the device plugin API, for ever.
 async fn serve_slots(host: Arc<Host>) {
     let plugin = Arc::new(Plugin::of(Arc::clone(&host)));
+    let mut attended = JoinSet::new();
+    for offer in &plugin.offers {
+        attended.spawn(kubelet::attend(Arc::clone(&plugin), Arc::clone(offer)));
+    }
     let (tell_boot, boot) = watch::channel(None);
     let mut kept = pods::Kept::default();
     tokio::join!(
-        kubelet::attend(Arc::clone(&plugin)),
+        attended.join_all(),
         upkeep::keep(Arc::clone(&host), |nvidia, answers| plugin.offer(nvidia, answers), tell_boot),
         pods::tell(host, boot, &plugin.allocated, async |listed| {
             pods::keep_in_step(&plugin, &mut kept, listed).await;
@@ -98,7 +104,7 @@ fn install(options: &Options) -> Result<(), String> {
 }
 
 /// Waits until this machine has GPUs: the driver may be loaded later, and a GPU may tell its UUID later than others.
-async fn find_cards(options: &Options, places: &Places) -> Result<Vec<Card>, String> {
+async fn find_cards(options: &Options, table: &[Resource], places: &Places) -> Result<Vec<Card>, String> {
     let mut first: Option<Instant> = None;
     loop {
         let places = places.clone();
@@ -112,7 +118,7 @@ async fn find_cards(options: &Options, places: &Places) -> Result<Vec<Card>, Str
             let needs_no_other = !options.gpus.is_empty() && options.gpus.iter().all(is_there);
             let waited = first.get_or_insert_with(Instant::now).elapsed();
             if found.len() >= count || needs_no_other || waited >= OTHERS_PATIENCE {
-                return devices::choose(found, &options.gpus, options.slot_memory);
+                return devices::choose(found, &options.gpus, table);
             }
             let (found, longest) = (found.len(), OTHERS_PATIENCE.as_secs());
             NOT_ALL.say(format_args!(

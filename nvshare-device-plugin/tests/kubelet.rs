@@ -487,6 +487,9 @@ async fn what_is_left_on_a_machine_is_removed_when_no_pod_needs_it() {
     let kubelet = Kubelet::start(&machine.root);
     refused(&mut machine, "the kubelet's record names seats: 1").await;
     kubelet.run_pods(&[]);
+    // Of a plugin that had another resource.
+    let socket = machine.root.join("kubelet/device-plugins/nvshare-small.sock");
+    write(&socket, "");
     // Twice: it does not matter whether anything is left.
     for _ in 0..2 {
         let number = machine.start(&clean_up);
@@ -495,4 +498,5 @@ async fn what_is_left_on_a_machine_is_removed_when_no_pod_needs_it() {
         assert!(left.iter().all(|folder| files(folder) == 0), "{left:?}");
     }
     assert!(machine.nvidia().exists(), "it is not ours");
+    assert!(!socket.exists());
 }

@@ -5,4 +5,5 @@ mod dra;
 mod fakes;
 mod figures;
 mod kubelet;
+mod resources;
 mod restarts;

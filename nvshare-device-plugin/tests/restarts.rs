@@ -1,4 +1,4 @@
-//! Seats under programs that run, while the kubelet (played), the plugin and the scheduler start again in any order.
+//! Seats at a real scheduler, under programs that run, while the kubelet (played), the plugin and the scheduler start again in any order.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use crate::fakes::{Kubelet, Machine, until};
 use nvshare_device_plugin::api::HEALTHY;
+use nvshare_device_plugin::resources::Numbers;
 use nvshare_harness::{Program, Running, Scheduler, World};
-use nvshare_proto::{GpuUuid, Holder, SeatName, Slot};
+use nvshare_proto::{GpuUuid, Holder, Priority, SeatName, Slot};
 use tokio::time::sleep;
 
 const MIB: u64 = 1 << 20;
@@ -37,13 +38,13 @@ struct Node {
 }
 
 impl Node {
-    fn start() -> Self {
+    fn start(options: &'static str) -> Self {
         let world = World::simulated(CARDS);
         let mut machine = Machine::with([card(0), card(1)]);
         // The plugin finds the scheduler where the machine has it.
         std::os::unix::fs::symlink(world.admin_socket(), machine.root.join("admin.sock")).unwrap();
         let kubelet = Some(Kubelet::start(&machine.root));
-        let plugin = machine.start(PLUGIN);
+        let plugin = machine.start(options);
         let mut node = Self { world, machine, kubelet, plugin, scheduler: None, containers: Vec::new() };
         node.start_scheduler();
         node
@@ -69,7 +70,14 @@ impl Node {
     /// A pod comes. Its program lasts until it is told to end.
     async fn admit(&mut self, pod: &str, slots: Vec<Slot>) {
         self.kubelet.as_ref().unwrap().allocate(&[&slots]).await.unwrap();
-        let socket = self.seats().join(SeatName::of(&slots).to_string()).join("scheduler.sock");
+        let program = self.run(pod, &slots);
+        self.containers.push(Container { pod: pod.to_owned(), slots, program });
+        self.list_pods();
+    }
+
+    /// A program in a seat. It lasts until it is told to end.
+    fn run(&self, pod: &str, slots: &[Slot]) -> Running {
+        let socket = self.seats().join(SeatName::of(slots).to_string()).join("scheduler.sock");
         let devices = if slots.len() > 1 {
             "0,1"
         } else if slots[0].gpu == card(0) {
@@ -80,9 +88,7 @@ impl Node {
         let program = Program::workload(&self.world, pod, "--memory 256MiB --block 64MiB --kernel-us 500");
         let program =
             program.env("NVSHARE_SOCKET", &socket.to_string_lossy()).env("CUDA_VISIBLE_DEVICES", devices);
-        let program = program.until_told().start();
-        self.containers.push(Container { pod: pod.to_owned(), slots, program });
-        self.list_pods();
+        program.until_told().start()
     }
 
     /// One of the three starts again, `which` says which.
@@ -147,7 +153,7 @@ async fn survives(restarts: u32, at_once: u32, mut seed: u64) {
         seed ^= seed << 17;
         u32::try_from(seed >> 33).unwrap()
     };
-    let mut node = Node::start();
+    let mut node = Node::start(PLUGIN);
     node.kubelet.as_ref().unwrap().registered(1).await;
     let slot = |gpu, number| Slot { gpu: card(gpu), number };
     node.admit("a", vec![slot(0, 0)]).await;
@@ -187,6 +193,38 @@ async fn survives(restarts: u32, at_once: u32, mut seed: u64) {
     let programs: Vec<Running> = node.containers.drain(..).map(|container| container.program).collect();
     let Ok(programs) = <[Running; 4]>::try_from(programs) else { panic!("four programs") };
     node.world.stop_intact(programs);
+}
+
+#[tokio::test]
+async fn a_pod_has_the_limit_and_the_priority_of_the_resource_that_it_asks_for() {
+    let mut node = Node::start("--slot-memory 384MiB --also high=memory=320MiB,priority=high,slots=2");
+    let (place, numbers) =
+        (Slot { gpu: card(0), number: 0 }, Numbers::of_resource("nvshare.com/gpu.high", "nvshare.com/gpu"));
+    let slots = [numbers.unwrap().slot(&place.to_string()).unwrap()];
+    let high = node.kubelet.as_ref().unwrap().of("high");
+    high.registered(1).await;
+    node.kubelet.as_ref().unwrap().registered(1).await;
+    node.admit("usual", vec![place]).await;
+    high.allocate(&[&[place]]).await.unwrap();
+    high.run_pods(&[("urgent", &[place])]);
+    let urgent = node.run("urgent", &slots);
+    let usual = node.containers.pop().unwrap();
+    let has = |pod: &str, slots: &[Slot], pid, memory, priority| {
+        let status = Scheduler::status(&node.world);
+        let row = status.seats.iter().find(|row| row.name == SeatName::of(slots))?;
+        let client = status.find(pid)?;
+        let is_named = row.holder.as_ref().is_some_and(|holder| holder.pod == pod);
+        let has_limit = !client.usage.is_empty() && client.usage.iter().all(|usage| usage.limit == memory);
+        let is_its_own = row.clients.contains(&client.client) && client.share.priority == priority;
+        (is_named && has_limit && is_its_own && row.seat.given.memory == Some(memory)).then_some(())
+    };
+    for (pod, slots, pid, memory, priority) in [
+        ("usual", &usual.slots[..], usual.program.pid(), 384 * MIB, Priority::Normal),
+        ("urgent", &slots[..], urgent.pid(), 320 * MIB, Priority::High),
+    ] {
+        until(pod, || has(pod, slots, pid, memory, priority)).await;
+    }
+    node.world.stop_intact([usual.program, urgent]);
 }
 
 /// Five at once, so that the plugin is among them: a kubelet that is played leaves its old connections open, and the plugin would ask there.

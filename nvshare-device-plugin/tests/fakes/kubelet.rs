@@ -1,6 +1,8 @@
 //! A kubelet: it removes what is there, dials back while it is asked to register, and follows the list.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -23,19 +25,43 @@ use super::until;
 
 #[derive(Default)]
 struct Seen {
+    /// By the names of the plugin's sockets.
+    plugins: BTreeMap<String, Plugin>,
+    followed: Vec<JoinHandle<()>>,
+    /// Of each resource: the pods that have it, and what its containers got.
+    pods: BTreeMap<String, Vec<PodResources>>,
+    answers: BTreeMap<String, Vec<Vec<String>>>,
+}
+
+#[derive(Default)]
+struct Plugin {
     registered: Vec<(RegisterRequest, DevicePluginOptions)>,
     /// The last list, and how many lists came since the last registration.
     devices: Vec<Device>,
     lists: usize,
-    followed: Vec<JoinHandle<()>>,
-    pods: ListPodResourcesResponse,
 }
 
-/// The kubelet.
+/// The kubelet, and what it knows of the main resource.
 pub(crate) struct Kubelet {
+    main: Counted,
+    served: [JoinHandle<()>; 2],
+}
+
+impl Deref for Kubelet {
+    type Target = Counted;
+
+    fn deref(&self) -> &Counted {
+        &self.main
+    }
+}
+
+/// What the kubelet knows of a resource.
+#[derive(Clone)]
+pub(crate) struct Counted {
     folder: PathBuf,
     seen: Arc<Mutex<Seen>>,
-    served: [JoinHandle<()>; 2],
+    resource: String,
+    socket: String,
 }
 
 impl Kubelet {
@@ -58,31 +84,47 @@ impl Kubelet {
             tokio::spawn(grpc::serve(UnixListener::bind(socket).unwrap(), answers))
         };
         let served = [serve(&folder.join("kubelet.sock")), serve(&pods)];
-        Self { folder, seen, served }
+        let (resource, socket) = ("nvshare.com/gpu".to_owned(), "nvshare.sock".to_owned());
+        Self { main: Counted { folder, seen, resource, socket }, served }
+    }
+
+    /// What it knows of a further resource.
+    pub(crate) fn of(&self, name: &str) -> Counted {
+        let resource = format!("{}.{name}", self.resource);
+        Counted { resource, socket: format!("nvshare-{name}.sock"), ..self.main.clone() }
+    }
+}
+
+impl Counted {
+    fn plugin<T>(&self, read: impl FnOnce(&Plugin) -> T) -> T {
+        read(self.seen.lock().unwrap().plugins.entry(self.socket.clone()).or_default())
     }
 
     /// Waits until a plugin has registered so many times; the last time.
     pub(crate) async fn registered(&self, times: usize) -> (RegisterRequest, DevicePluginOptions) {
-        let last = || self.seen.lock().unwrap().registered.get(times - 1).cloned();
+        let last = || self.plugin(|plugin| plugin.registered.get(times - 1).cloned());
         until("a plugin registers", last).await
+    }
+
+    /// How many times a plugin has registered.
+    pub(crate) fn registrations(&self) -> usize {
+        self.plugin(|plugin| plugin.registered.len())
     }
 
     /// Waits for a list that is so.
     pub(crate) async fn list(&self, what: &str, is_so: impl Fn(&[Device]) -> bool) -> Vec<Device> {
-        let list = || {
-            let seen = self.seen.lock().unwrap();
-            (seen.lists > 0 && is_so(&seen.devices)).then(|| seen.devices.clone())
-        };
-        until(what, list).await
+        let list =
+            |plugin: &Plugin| (plugin.lists > 0 && is_so(&plugin.devices)).then(|| plugin.devices.clone());
+        until(what, || self.plugin(list)).await
     }
 
     /// How many lists came since the last registration.
     pub(crate) fn lists(&self) -> usize {
-        self.seen.lock().unwrap().lists
+        self.plugin(|plugin| plugin.lists)
     }
 
-    async fn plugin(&self) -> Client {
-        Client::connect(&self.folder.join("nvshare.sock")).await.unwrap()
+    async fn connect(&self) -> Client {
+        Client::connect(&self.folder.join(&self.socket)).await.unwrap()
     }
 
     /// Asks for the devices of containers.
@@ -91,7 +133,7 @@ impl Kubelet {
             devices_ids: slots.iter().map(Slot::to_string).collect(),
         };
         let request = AllocateRequest { container_requests: containers.iter().map(container).collect() };
-        let answer: Result<AllocateResponse, Status> = self.plugin().await.ask(ALLOCATE, request).await;
+        let answer: Result<AllocateResponse, Status> = self.connect().await.ask(ALLOCATE, request).await;
         answer.map_err(|status| (status.code(), status.message().to_owned()))
     }
 
@@ -104,7 +146,7 @@ impl Kubelet {
             allocation_size: size,
         };
         let request = PreferredAllocationRequest { container_requests: vec![container] };
-        let answer: PreferredAllocationResponse = self.plugin().await.ask(PREFERRED, request).await.unwrap();
+        let answer: PreferredAllocationResponse = self.connect().await.ask(PREFERRED, request).await.unwrap();
         answer.container_responses.into_iter().next().unwrap().device_ids
     }
 
@@ -116,12 +158,15 @@ impl Kubelet {
 
     /// Notes from now on that it keeps the answers for these containers.
     pub(crate) fn keep_answers(&self, containers: &[&[Slot]]) {
-        let entry = |slots: &&[Slot]| {
-            let ids: Vec<String> = slots.iter().map(Slot::to_string).collect();
+        let ids = containers.iter().map(|slots| slots.iter().map(Slot::to_string).collect()).collect();
+        let mut seen = self.seen.lock().unwrap();
+        seen.answers.insert(self.resource.clone(), ids);
+        let entry = |(resource, ids): (&String, &Vec<String>)| {
             let node = json!({ "-1": ids });
-            json!({"PodUID": "u", "ContainerName": "c", "ResourceName": "nvshare.com/gpu", "DeviceIDs": node, "AllocResp": ""})
+            json!({"PodUID": "u", "ContainerName": "c", "ResourceName": resource, "DeviceIDs": node, "AllocResp": ""})
         };
-        let entries: Vec<_> = containers.iter().map(entry).collect();
+        let all = seen.answers.iter().flat_map(|(resource, all)| all.iter().map(move |ids| (resource, ids)));
+        let entries: Vec<_> = all.map(entry).collect();
         let whole = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1});
         let path = self.folder.join(checkpoint::FILE);
         let new = path.with_extension("new");
@@ -138,18 +183,16 @@ impl Kubelet {
             dynamic_resources: vec![claim],
             ..ContainerResources::default()
         };
-        self.seen.lock().unwrap().pods.pod_resources = vec![PodResources {
-            name: pod.to_owned(),
-            namespace: "default".to_owned(),
-            containers: vec![container],
-        }];
+        let (name, namespace) = (pod.to_owned(), "default".to_owned());
+        let pod = PodResources { name, namespace, containers: vec![container] };
+        self.seen.lock().unwrap().pods.insert(self.resource.clone(), vec![pod]);
     }
 
     /// Says from now on that pods have these slots of the resource, one container each.
     pub(crate) fn list_pods(&self, pods: &[(&str, &[Slot])]) {
         let pod = |&(name, slots): &(&str, &[Slot])| {
             let devices = slots.iter().map(|slot| ContainerDevices {
-                resource_name: "nvshare.com/gpu".to_owned(),
+                resource_name: self.resource.clone(),
                 device_ids: vec![slot.to_string()],
             });
             let container = ContainerResources {
@@ -163,14 +206,14 @@ impl Kubelet {
                 containers: vec![container],
             }
         };
-        self.seen.lock().unwrap().pods.pod_resources = pods.iter().map(pod).collect();
+        self.seen.lock().unwrap().pods.insert(self.resource.clone(), pods.iter().map(pod).collect());
     }
 }
 
 impl Drop for Kubelet {
     fn drop(&mut self) {
         self.served.iter().for_each(JoinHandle::abort);
-        self.seen.lock().unwrap().followed.iter().for_each(JoinHandle::abort);
+        self.main.seen.lock().unwrap().followed.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -182,8 +225,8 @@ async fn answer(seen: Arc<Mutex<Seen>>, folder: PathBuf, call: Call) -> Answer {
         }
         LIST_PODS => {
             let act = move |_: Empty| {
-                let pods = seen.lock().unwrap().pods.clone();
-                async move { Ok::<ListPodResourcesResponse, _>(pods) }
+                let pod_resources = seen.lock().unwrap().pods.values().flatten().cloned().collect();
+                async move { Ok::<_, Status>(ListPodResourcesResponse { pod_resources }) }
             };
             grpc::unary(call, act).await
         }
@@ -203,16 +246,19 @@ async fn register(
     let mut lists = plugin.follow::<Empty, ListAndWatchResponse>(LIST_AND_WATCH, Empty {}).await?;
     let first = lists.message().await?.ok_or_else(|| no(&"no list"))?;
     let mut now = seen.lock().unwrap();
-    (now.devices, now.lists) = (first.devices, 1);
-    now.registered.push((request, options));
+    let socket = request.endpoint.clone();
+    let known = now.plugins.entry(socket.clone()).or_default();
+    (known.devices, known.lists) = (first.devices, 1);
+    known.registered.push((request, options));
     let follows = Arc::clone(&seen);
     now.followed.push(tokio::spawn(async move {
         // The connection lives as long as its client.
         let _plugin = plugin;
         while let Ok(Some(list)) = lists.message().await {
             let mut seen = follows.lock().unwrap();
-            seen.devices = list.devices;
-            seen.lists += 1;
+            let known = seen.plugins.entry(socket.clone()).or_default();
+            known.devices = list.devices;
+            known.lists += 1;
         }
     }));
     Ok(Empty {})
