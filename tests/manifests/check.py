@@ -45,12 +45,13 @@ EXPECTED = {
     "manifests/examples": [
         "ConfigMap/multiply", "Namespace/nvshare-examples", "Pod/limited", "Pod/unlimited", "ResourceQuota/slots",
     ],
+    "manifests/sizes/examples": ["Namespace/nvshare-sizes", "Pod/high", "ResourceQuota/high"],
 }  # fmt: skip
 
 # The level of Pod Security that each folder's namespace has.
 LEVELS = {
     "manifests": "privileged", "manifests/clean-up": "privileged", "manifests/examples": "restricted",
-    "manifests/dra/examples": "restricted",
+    "manifests/dra/examples": "restricted", "manifests/sizes/examples": "restricted",
 }  # fmt: skip
 # Folders that need claims.
 OF_CLAIMS = ("manifests/dra/cluster", "manifests/dra/examples")
@@ -82,6 +83,9 @@ class Sources:
         self.admin_socket = one(r'const SYSTEM_ADMIN_SOCKET: &str = "(.+)";', "proto/src/paths.rs")
         self.seats = one(r'const SEATS: &str = "(.+)";', "proto/src/paths.rs")
         self.resource = one(r'const KIND: &str = "(.+)";', "proto/src/cdi.rs")
+        # With the further ones that the component sizes/ offers.
+        rows = re.findall(r"value: --also=([a-z0-9-]+)=", text("manifests/sizes/kustomization.yaml"))
+        self.resources = [self.resource, *(f"{self.resource}.{row}" for row in rows)]
         self.driver = one(r'const DRIVER: &str = "(.+)";', "nvshare-device-plugin/src/dra/mod.rs")
         parameters = text("nvshare-device-plugin/src/dra/parameters.rs")
         self.parameters = {"apiVersion", "kind", *re.findall(r"^    (\w+): Option<", parameters, re.MULTILINE)}
@@ -422,8 +426,8 @@ def check_claims_pod(pod):
 
 def check_quota(quota, sources):
     names = list(quota["spec"].get("hard", {}))
-    if names != [f"requests.{sources.resource}"]:
-        yield f"counts {names}, not requests.{sources.resource}"
+    if names not in [[f"requests.{resource}"] for resource in sources.resources]:
+        yield f"counts {names}, not requests of one of {sources.resources}"
 
 
 def options_of(words):
@@ -458,8 +462,9 @@ def check_example(pod, sources):
         limits = container.get("resources", {}).get("limits", {})
         if "nvidia.com/gpu" in limits:
             yield f"{where}: has a GPU to itself"
-        if not pod.get("resourceClaims") and str(limits.get(sources.resource)) != "1":
-            yield f"{where}: asks for {limits.get(sources.resource)} of {sources.resource}, not 1"
+        resource = next((name for name in limits if name in sources.resources), sources.resource)
+        if not pod.get("resourceClaims") and str(limits.get(resource)) != "1":
+            yield f"{where}: asks for {limits.get(resource)} of {resource}, not 1"
         found = environment(container)
         for name in found:
             if name.startswith("NVSHARE_") and name not in sources.variables:
@@ -571,6 +576,25 @@ def check_features(root, versions, sources):
         yield "manifests/nfd: the device plugin has no option --features-dir"
     if documents != plain:
         yield "manifests/nfd: changes more than that"
+
+
+def check_sizes(root, versions, sources):
+    """The component for further resources gives the plugin a row of each, and changes nothing else."""
+    documents, plugin, plain, failures = with_component(root, "sizes", "DaemonSet/nvshare-device-plugin")
+    if failures:
+        yield from failures
+        return
+    for finding in check_schema(plugin, versions):
+        yield f"manifests/sizes: {finding}"
+    rows = len(sources.resources) - 1
+    arguments = plugin["spec"]["template"]["spec"]["containers"][0]["args"]
+    added = arguments[len(arguments) - rows :]
+    del arguments[len(arguments) - rows :]
+    names = [re.fullmatch(r"--also=([a-z0-9-]+)=.+", argument) for argument in added]
+    if "--also" not in sources.plugin_options or not rows or not all(names):
+        yield f"manifests/sizes: adds {added}, not --also=NAME=KEY=VALUE"
+    if documents != plain:
+        yield "manifests/sizes: changes more than that"
 
 
 def check_monitoring(root, versions, sources):
@@ -754,7 +778,7 @@ def check(root, versions=VERSIONS):
             findings.append(f"{folder}: not one pod with NVSHARE_MEM_LIMIT=8GiB and one without: {limits}")
     findings += [*check_kustomization(root), *check_nvml(root, versions), *check_host_memory(root, versions, sources)]
     findings += [*check_features(root, versions, sources), *check_monitoring(root, versions, sources)]
-    findings += [*check_dra(root, versions, sources), *check_recipes(root)]
+    findings += [*check_sizes(root, versions, sources), *check_dra(root, versions, sources), *check_recipes(root)]
     return findings + list(check_simulated(root, versions, sources))
 
 

@@ -32,6 +32,7 @@ PROFILES = "docs/recipes/jupyterhub/values.yaml"
 SIZES = "docs/recipes/jupyterhub/kustomization.yaml"
 GITHUB = "docs/recipes/ci/github.yml"
 GITLAB = "docs/recipes/ci/gitlab.yml"
+ROWS = "manifests/sizes/kustomization.yaml"
 DROP = '            capabilities:\n              drop: ["ALL"]\n'
 # What is broken, in which file, from what, to what, and what must be found.
 BREAKS = [
@@ -75,6 +76,10 @@ BREAKS = [
      "looks for other pods"),
     ("a monitor of another port", MONITOR, "port: metrics", "port: http", "looks for another port"),
     ("metrics change more", MONITORING, "patches:", "nameSuffix: -x\npatches:", "manifests/monitoring"),
+    ("a row by another option", ROWS, "--also=low=", "--row=low=", "manifests/sizes: changes more"),
+    ("rows are not named", KUSTOMIZATION, "#   - sizes", "#   - size", "manifests/sizes"),
+    ("a row that is not offered", "manifests/sizes/examples/high.yaml", "gpu.high: 1", "gpu.huge: 1", "asks for None of nvshare.com/gpu, not 1"),
+    ("a quota of a row that is not offered", "manifests/sizes/examples/quota.yaml", "gpu.high", "gpu.huge", "counts ['requests.nvshare.com/gpu.huge']"),
     ("slots that nobody counts", QUOTA, "requests.nvshare.com/gpu", "requests.nvidia.com/gpu", "counts ['requests.nvidia.com/gpu']"),
     ("a clean-up of nothing", CLEAN_UP, '"--clean-up", ', "", "does not clean up"),
     ("a clean-up that leaves seats", CLEAN_UP, "            - name: seats\n              mountPath: /var/run/nvshare-seats\n", "",
