@@ -19,7 +19,7 @@ use crate::records::{Record, Records, Seats};
 use crate::resources::Resource;
 use crate::specifications::Specifications;
 use crate::troubles::Troubles;
-use crate::{cdi, files, nvidia};
+use crate::{cdi, checkpoint, files, nvidia};
 
 /// For how long a seat is asked for while no scheduler answers, and how often: the kubelet fails a pod for ever. It starts no other pod
 /// meanwhile, the scheduler's neither, so that must not be long.
@@ -314,6 +314,15 @@ impl Host {
     /// Whether a recorded seat is of no claim. It waits for the disk.
     pub(crate) fn is_unclaimed(&self, name: SeatName) -> bool {
         lock(&self.records).seats().get(&name).is_some_and(|record| record.claim.is_none())
+    }
+
+    /// Seats that containers have and that are not recorded, as far as their GPUs and resources are there. It waits for the disk.
+    pub(crate) fn lost(&self, given: &checkpoint::Seats) -> Vec<Record> {
+        let records = lock(&self.records);
+        let is_there = |slots: &[Slot]| slots.iter().all(|slot| self.card(slot.gpu).is_some());
+        let is_lost = |name, slots: &[Slot]| !records.seats().contains_key(name) && is_there(slots);
+        let lost = given.iter().filter(|&(name, slots)| is_lost(name, slots));
+        lost.filter_map(|(_, slots)| Some(self.resource(slots)?.record(slots.clone()))).collect()
     }
 
     /// All seats but the single slots that are offered, whose devices are there ahead. It waits for the disk.

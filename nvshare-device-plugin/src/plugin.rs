@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nvshare_proto::{GpuUuid, SeatName, Seldom, Slot};
 use tokio::sync::{Notify, watch};
@@ -40,6 +40,8 @@ pub struct Plugin {
     /// Told after each seat that is given out.
     pub allocated: Notify,
     unused: Mutex<Unused>,
+    /// The GPUs whose slots were healthy in the last lists, and whether these had none at all.
+    offered: Mutex<Option<(BTreeSet<GpuUuid>, bool)>>,
 }
 
 /// A resource, and the list of its devices.
@@ -48,6 +50,17 @@ pub struct Offer {
     /// The resource.
     pub resource: Resource,
     devices: watch::Sender<ListAndWatchResponse>,
+}
+
+/// What is to be done about seats.
+#[derive(Debug, Default)]
+pub(crate) struct Due {
+    /// Some of those of single slots that are to be made ahead.
+    pub(crate) ahead: Vec<Record>,
+    /// Those that containers have, and that are not recorded.
+    pub(crate) lost: Vec<Record>,
+    /// Those that no container has had for a while.
+    pub(crate) over: Vec<SeatName>,
 }
 
 /// The slots that a container asks for, and the names of NVIDIA's devices for them.
@@ -66,32 +79,60 @@ impl Plugin {
             Arc::new(Offer { resource: resource.clone(), devices })
         };
         let offers = host.table.iter().map(offer).collect();
-        let plugin = Self { offers, allocated: Notify::new(), unused: Mutex::default(), host };
+        let plugin = Self {
+            offers,
+            allocated: Notify::new(),
+            unused: Mutex::default(),
+            offered: Mutex::default(),
+            host,
+        };
         plugin.offer(&plugin.host.nvidia(), true);
         plugin
     }
 
-    /// Offers the GPUs' slots of all resources, as healthy ones where the GPU is.
+    /// Offers the GPUs' slots of all resources, as healthy ones where the GPU is. Lists are long: they are made where something has changed.
     pub(crate) fn offer(&self, nvidia: &Found, answers: bool) {
-        let healthy = self.host.healthy(nvidia, answers);
+        let now = (self.host.healthy(nvidia, answers), self.host.names_devices() && !nvidia.any);
+        let mut last = lock(&self.offered);
+        if last.as_ref() == Some(&now) {
+            return;
+        }
+        let (healthy, is_none) = last.insert(now);
         let is_healthy = |card: &devices::Card| healthy.contains(&card.gpu);
-        let is_none = self.host.names_devices() && !nvidia.any;
-        let cards = if is_none { &[] } else { &self.host.cards[..] };
+        let cards = if *is_none { &[] } else { &self.host.cards[..] };
         for offer in &self.offers {
             offer.set(devices::list(cards, &offer.resource, is_healthy));
         }
     }
 
+    /// What is to be done about seats. One look waits for the disk once: looks are all that the plugin does when nothing happens.
+    ///
+    /// `given`: the seats that the kubelet's record names; none: there is no record. `is_whole`: what it does not name may go.
+    pub(crate) async fn due(self: &Arc<Self>, given: Option<Arc<checkpoint::Seats>>, is_whole: bool) -> Due {
+        let (plugin, patience) = (Arc::clone(self), self.patience());
+        let look = move || {
+            let host = &plugin.host;
+            let is_free = |name: &SeatName| given.as_ref().is_none_or(|given| !given.contains_key(name));
+            let ahead = host.singles_to_make(AHEAD, is_free);
+            let Some(given) = &given else { return Due { ahead, ..Due::default() } };
+            let lost = host.lost(given);
+            if !is_whole {
+                return Due { ahead, lost, over: Vec::new() };
+            }
+            let (held, may_go) = (given.keys().copied().collect(), host.seats_that_may_go());
+            let (mut unused, now) = (lock(&plugin.unused), Instant::now());
+            unused.look(may_go, &held, now);
+            Due { ahead, lost, over: unused.over(patience, now) }
+        };
+        spawn_blocking(look).await.unwrap_or_default()
+    }
+
     /// Makes the seats that the kubelet's record names and ours does not, which may have been lost or torn: the kubelet starts their containers
     /// again with the answers that it has.
-    pub(crate) async fn restore(&self, given: &checkpoint::Seats) -> Result<(), Status> {
-        let known: BTreeSet<SeatName> = self.host.seats().await.into_iter().collect();
-        let is_there = |slots: &[Slot]| slots.iter().all(|slot| self.host.card(slot.gpu).is_some());
-        let lost = given.iter().filter(|(name, slots)| !known.contains(name) && is_there(slots));
-        let lost =
-            lost.filter_map(|(name, slots)| Some((name, self.host.resource(slots)?.record(slots.clone()))));
+    pub(crate) async fn restore(&self, lost: Vec<Record>) -> Result<(), Status> {
         let (mut is_any, mut outcome) = (false, Ok(()));
-        for (name, record) in lost {
+        for record in lost {
+            let name = record.seat.name();
             match self.give(record).await {
                 Ok(()) => {
                     is_any = true;
@@ -107,38 +148,30 @@ impl Plugin {
         outcome
     }
 
-    /// Makes seats of single slots ahead, a few at each look, so that a slot can be given out at once while the scheduler is replaced. A slot
-    /// that no container has gets the limits that are due now. `given`: those that containers have.
-    pub(crate) async fn prepare(&self, given: Option<Arc<checkpoint::Seats>>) -> Result<(), Status> {
-        let host = Arc::clone(&self.host);
-        let find = move || {
-            let is_free = |name: &SeatName| given.as_ref().is_none_or(|given| !given.contains_key(name));
-            host.singles_to_make(AHEAD, is_free)
-        };
-        for record in spawn_blocking(find).await.unwrap_or_default() {
+    /// Makes seats of single slots ahead, so that a slot can be given out at once while the scheduler is replaced. A slot that no container has
+    /// gets the limits that are due now.
+    pub(crate) async fn prepare(&self, ahead: Vec<Record>) -> Result<(), Status> {
+        for record in ahead {
             self.give(record).await?;
         }
         Ok(())
     }
 
-    /// Removes the seats that no container has had for a while. `held`: those that containers have now.
-    pub(crate) async fn retire(self: &Arc<Self>, held: BTreeSet<SeatName>) -> Result<(), Status> {
-        let patience = Duration::from_secs(self.host.options.keep_unused);
-        let plugin = Arc::clone(self);
-        let look = move || {
-            let may_go = plugin.host.seats_that_may_go();
-            let (mut unused, now) = (lock(&plugin.unused), std::time::Instant::now());
-            unused.look(may_go, &held, now);
-            unused.over(patience, now)
-        };
-        let over = spawn_blocking(look).await.unwrap_or_default();
+    /// For how long a seat stays that no container has.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.host.options.keep_unused)
+    }
+
+    /// Removes the seats that no container has had for a while.
+    pub(crate) async fn retire(self: &Arc<Self>, over: Vec<SeatName>) -> Result<(), Status> {
+        let patience = self.patience();
         let mut gone = 0;
         for name in over {
             let plugin = Arc::clone(self);
             let may_go = move |_: &Host| {
                 let mut unused = lock(&plugin.unused);
                 // It may have been given out since.
-                let may_go = unused.is_over(name, patience, std::time::Instant::now());
+                let may_go = unused.is_over(name, patience, Instant::now());
                 if may_go {
                     // Where this fails, it is tried again after as long.
                     unused.keep(name);

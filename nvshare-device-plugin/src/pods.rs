@@ -100,12 +100,13 @@ pub fn holders(pods: &ListPodResourcesResponse, main: &str) -> Holders {
 
 /// What the scheduler has to be told: what changed, or all where it knows nothing yet.
 ///
-/// `told`: what it was told; none: nothing. `seats`: all that were given out.
+/// `told`: what it was told; none: nothing. Then `seats` are all that were given out.
 #[must_use]
 pub fn changes(told: Option<&Holders>, now: &Holders, seats: &[SeatName]) -> Vec<Change> {
     let was = |seat: &SeatName| told.and_then(|told| told.get(seat));
     let is_new = |seat: &SeatName| told.is_none() || was(seat) != now.get(seat);
-    let mut named: Vec<SeatName> = seats.iter().chain(now.keys()).copied().collect();
+    let known = told.into_iter().chain([now]).flat_map(Holders::keys);
+    let mut named: Vec<SeatName> = seats.iter().chain(known).copied().collect();
     named.sort_unstable();
     named.dedup();
     named.retain(is_new);
@@ -191,7 +192,8 @@ pub async fn tell(
                     look(&listed).await;
                     let now = held.look(listed.clone());
                     let known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
-                    let changes = changes(known.as_ref(), now, &host.seats().await);
+                    let seats = if known.is_none() { host.seats().await } else { Vec::new() };
+                    let changes = changes(known.as_ref(), now, &seats);
                     told = match send(&host, changes).await {
                         Ok(()) => Some((run, now.clone())),
                         Err(error) => {
@@ -225,17 +227,14 @@ pub async fn keep_in_step(plugin: &Arc<Plugin>, kept: &mut Kept, listed: &Holder
         Ok(given) => given,
         Err(error) => return NO_RECORD.say(format_args!("{error}; no seat is removed")),
     };
-    if let Err(status) = plugin.prepare(given.clone()).await {
+    let names_all = |given: &Arc<checkpoint::Seats>| listed.keys().all(|seat| given.contains_key(seat));
+    let is_whole = given.as_ref().is_some_and(names_all);
+    let due = plugin.due(given, is_whole).await;
+    if let Err(status) = plugin.prepare(due.ahead).await {
         NOT_AHEAD.say(format_args!("a slot has no seat until it is given out: {}", status.message()));
     }
-    let Some(given) = given else { return };
-    let restored = plugin.restore(&given).await;
-    let done = if listed.keys().all(|seat| given.contains_key(seat)) {
-        restored.and(plugin.retire(given.keys().copied().collect()).await)
-    } else {
-        restored
-    };
-    if let Err(status) = done {
+    let restored = plugin.restore(due.lost).await;
+    if let Err(status) = restored.and(plugin.retire(due.over).await) {
         NOT_MADE.say(format_args!("the seats are not as the kubelet has them: {}", status.message()));
     }
 }
