@@ -1,8 +1,10 @@
 //! The kubelet: a socket of each resource beside the kubelet's, and the registration there.
 //!
 //! A kubelet that starts removes all sockets of plugins and makes its own anew. Both are looked at once a second: there is
-//! nothing to run out of, as with inotify, and a missed look costs a second. A lock on the folder keeps it to one plugin: a
-//! second one waits.
+//! nothing to run out of, as with inotify, and a missed look costs a second.
+//!
+//! A lock on the folder keeps it to one plugin: a second one waits. Two at once would help nobody: since 1.26 a kubelet whose connection to either
+//! ends has no slots (`PluginDisconnected` in `pkg/kubelet/cm/devicemanager/manager.go` goes by the resource's name).
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -29,6 +31,8 @@ const OTHERS: (&str, &str) = ("nvshare-", ".sock");
 
 /// How often the sockets are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often a plugin looks whether the one before it has ended: meanwhile the kubelet has no slots.
+const FOLLOW_EVERY: Duration = Duration::from_millis(50);
 /// A registration that failed is tried again after so long, and each time after twice as long, up to the second of these.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 /// A kubelet that does not answer for so long, or that does not ask for the list, is tried again.
@@ -56,10 +60,12 @@ fn folder(kubelet: &Path) -> PathBuf {
 pub async fn enter(kubelet: &Path) -> File {
     let folder = folder(kubelet);
     loop {
+        let mut pause = LOOK_EVERY;
         match File::open(&folder).map_err(TryLockError::Error).and_then(|file| file.try_lock().map(|()| file))
         {
             Ok(file) => return file,
             Err(TryLockError::WouldBlock) => {
+                pause = FOLLOW_EVERY;
                 WAITING.say(format_args!(
                     "waiting for another nvshare-device-plugin at {} to end",
                     folder.display()
@@ -69,7 +75,7 @@ pub async fn enter(kubelet: &Path) -> File {
                 WAITING.say(format_args!("waiting for a kubelet at {}: {error}", folder.display()));
             }
         }
-        sleep(LOOK_EVERY).await;
+        sleep(pause).await;
     }
 }
 

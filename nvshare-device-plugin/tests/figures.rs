@@ -55,11 +55,22 @@ async fn the_plugin_takes_little() {
     sleep(IDLE).await;
     let (after, resident) = taken(machine.pid(plugin));
     let idle = (after - before) as f64 / IDLE.as_millis() as f64;
+    let next = machine.start("--slots 50");
+    machine.says(next, "waiting for another nvshare-device-plugin").await;
+    let begin = Instant::now();
+    machine.kill(plugin);
+    kubelet.registered(2).await;
+    let followed = begin.elapsed();
     println!(
-        "ready after {ready:.1?}; 100 seats named after {named:.1?}; then {:.1} MiB and {:.3} % of a processor",
+        "ready after {ready:.1?}; 100 seats named after {named:.1?}; then {:.1} MiB and {:.3} % of a processor; the next one ready {followed:.1?} \
+         after its end",
         resident as f64 / f64::from(1 << 20),
         idle * 100.0
     );
-    assert!(ready <= Duration::from_secs(1) && named <= Duration::from_secs(5));
+    assert!(
+        ready <= Duration::from_secs(1)
+            && followed <= Duration::from_secs(1)
+            && named <= Duration::from_secs(5)
+    );
     assert!(resident < 20 << 20 && idle <= 0.001);
 }

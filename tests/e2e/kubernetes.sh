@@ -57,6 +57,13 @@ $(option nvshare-device-plugin --slot-memory=768MiB)
 $([ -z "$gpus" ] || [ -z "${STRATEGY:-}" ] || option nvshare-device-plugin "--device-list-strategy=$STRATEGY")
 END
 sed -i 's/^components: \[\]$//' "$here/kustomization.yaml"
+# Before 1.22 no pod of a DaemonSet is there beside the one that it replaces.
+minor=$(kubectl version --output json 2>/dev/null | python3 -c 'import json, sys; print(json.load(sys.stdin)["serverVersion"]["minor"].rstrip("+"))')
+[ "$minor" -ge 22 ] || cat >>"$here/kustomization.yaml" <<END
+  - target: {kind: DaemonSet, name: nvshare-device-plugin}
+    patch: |
+      - {op: replace, path: /spec/updateStrategy/rollingUpdate, value: {maxUnavailable: 1}}
+END
 apply() {
     # Old clusters do not know `maxSurge: 0`, which is their way.
     kubectl apply --validate=false -k "$here" >/dev/null

@@ -249,8 +249,8 @@ def check_container(pod, container):
         yield f"image {container['image']} has no fixed tag"
 
 
-def check_daemon(daemon, sources):
-    """What holds for both daemons."""
+def check_daemon(daemon, sources, surge):
+    """What holds for both daemons. `surge`: how many of its pods may be there beside the one that they replace."""
     spec = daemon["spec"]
     template = spec["template"]
     pod = template["spec"]
@@ -262,8 +262,8 @@ def check_daemon(daemon, sources):
             if f"app.kubernetes.io/{label}" not in found:
                 yield f"{place}: no label app.kubernetes.io/{label}"
     strategy = spec.get("updateStrategy", {})
-    if strategy.get("type") != "RollingUpdate" or strategy.get("rollingUpdate", {}).get("maxSurge", 0) != 0:
-        yield "updates do not replace one pod by the next (RollingUpdate, maxSurge 0)"
+    if strategy.get("type") != "RollingUpdate" or strategy.get("rollingUpdate", {}).get("maxSurge", 0) != surge:
+        yield f"updates do not replace one pod by the next (RollingUpdate, maxSurge {surge})"
     if pod.get("priorityClassName") != "system-node-critical":
         yield "the priority is not system-node-critical"
     if pod.get("enableServiceLinks") is not False:
@@ -280,7 +280,7 @@ def check_daemon(daemon, sources):
 
 
 def check_plugin(daemon, sources):
-    yield from check_daemon(daemon, sources)
+    yield from check_daemon(daemon, sources, 1)
     pod = daemon["spec"]["template"]["spec"]
     made = {STATE: False, directory_of(sources.admin_socket): True, **CDI}
     wanted = {path: "DirectoryOrCreate" for path in made} | {path: "Directory" for path in KUBELET}
@@ -306,7 +306,7 @@ def check_plugin(daemon, sources):
 
 
 def check_scheduler(daemon, sources):
-    yield from check_daemon(daemon, sources)
+    yield from check_daemon(daemon, sources, 0)
     pod = daemon["spec"]["template"]["spec"]
     clients, administrators = directory_of(sources.socket), directory_of(sources.admin_socket)
     if clients == administrators:
@@ -653,11 +653,13 @@ def check_dra(root, versions, sources):
     if subjects != [("ServiceAccount", "nvshare", "nvshare-dra")]:
         yield f"manifests/dra: {subjects} have the role"
     pod = plugin["spec"]["template"]["spec"]
-    base = {title(document): document for document in plain}["DaemonSet/nvshare-device-plugin"]["spec"]["template"]["spec"]
+    daemon = {title(document): document for document in plain}["DaemonSet/nvshare-device-plugin"]
+    base = daemon["spec"]["template"]["spec"]
     container, before = pod["containers"][0], base["containers"][0]
     node = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     nvml = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"}]
     changed = {
+        "updates": plugin["spec"].pop("updateStrategy")["rollingUpdate"],
         "--api": container["args"].pop() if "--api" in sources.plugin_options else None,
         "env": sorted(map(str, container["env"])),
         "account": (pod.pop("serviceAccountName", None), pod["automountServiceAccountToken"]),
@@ -666,6 +668,7 @@ def check_dra(root, versions, sources):
         "folder": (container["volumeMounts"].pop()["mountPath"], pod["volumes"].pop().get("hostPath")),
     }
     wanted = {
+        "updates": {"maxSurge": 0, "maxUnavailable": 1},
         "--api": "--api=dra",
         "env": sorted(map(str, [node, *nvml])),
         "account": ("nvshare-dra", True),
@@ -677,6 +680,7 @@ def check_dra(root, versions, sources):
         yield f"manifests/dra: sets {changed}, not {wanted}"
     pod["automountServiceAccountToken"] = base["automountServiceAccountToken"]
     container["env"], container["securityContext"] = before["env"], before["securityContext"]
+    plugin["spec"]["updateStrategy"] = daemon["spec"]["updateStrategy"]
     if [document for document in documents if document not in added] != plain:
         yield "manifests/dra: changes more than that"
 
