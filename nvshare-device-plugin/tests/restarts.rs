@@ -230,7 +230,7 @@ async fn a_pod_has_the_limit_and_the_priority_of_the_resource_that_it_asks_for()
 /// Five at once, so that the plugin is among them: a kubelet that is played leaves its old connections open, and the plugin would ask there.
 #[tokio::test]
 async fn restarts_in_any_order_take_nothing_from_a_pod() {
-    survives(10, 5, 1).await;
+    survives(5, 5, 1).await;
 }
 
 #[tokio::test]

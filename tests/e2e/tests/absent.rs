@@ -118,7 +118,7 @@ fn every_byte_survives_many_hand_overs(memory: &str) {
     let jobs =
         [start("a", "--memory 96MiB --block 34MiB"), start("b", "--memory 93MiB --block 3MiB --churn")];
     Running::go(&[&jobs[0], &jobs[1]]);
-    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 30);
+    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 12);
     for job in world.stop_intact(jobs) {
         assert!(job.intact().words_checked > 20 << 20, "{:?}", job.outcome);
     }

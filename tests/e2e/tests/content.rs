@@ -231,7 +231,7 @@ fn a_test_mode_finds_nothing_where_nothing_is_wrong() {
 fn memory_that_is_freed_takes_its_copies_along() {
     // Copies that stayed behind would soon leave no memory of the host for what has to leave.
     let turns = Turns::begin(&[("NVSIM_MOST_LOCKED", "640MiB")], "--still 4 --churn");
-    turns.turns(12);
+    turns.turns(6);
     let [job, other] = turns.end();
     job.intact();
     other.intact();

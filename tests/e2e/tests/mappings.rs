@@ -43,12 +43,12 @@ fn in_turns(how: &str, settings: &[(&str, &str)], turns: u64) -> String {
 
 #[test]
 fn one_handle_that_is_mapped_as_a_whole() {
-    in_turns("pool", &[], 8);
+    in_turns("pool", &[], 4);
 }
 
 #[test]
 fn one_handle_that_others_may_get() {
-    in_turns("pool", &[("EXPORTABLE", "1")], 8);
+    in_turns("pool", &[("EXPORTABLE", "1")], 4);
 }
 
 /// Such memory moves as one, but not in one go: the lock is given back in the middle.
@@ -93,18 +93,18 @@ fn a_restore_of_much_memory_under_one_handle_is_given_up_in_its_middle() {
 
 #[test]
 fn segments_that_come_and_go_and_change_their_addresses() {
-    in_turns("segments", &[], 8);
+    in_turns("segments", &[], 4);
 }
 
 #[test]
 fn memory_at_several_addresses_or_at_none() {
-    in_turns("aliases", &[], 8);
+    in_turns("aliases", &[], 4);
 }
 
 /// Contents that stay behind are not page-locked any more, so the simulator keeps all of their bytes.
 #[test]
 fn memory_outlives_its_contexts() {
-    in_turns("contexts", &[("NVSIM_COPY_OUT", "4"), ("NVSIM_SPARSE", "0")], 8);
+    in_turns("contexts", &[("NVSIM_COPY_OUT", "4"), ("NVSIM_SPARSE", "0")], 4);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn every_word_of_a_pool_survives() {
         Program::workload(&world, "other", "--memory 93MiB --block 3MiB --kernel-us 500 --full-check");
     let guest = maps(&world, "pool").env("ALL_WORDS", "1").start();
     let other = other.until_told().start();
-    Scheduler::until_turns(&world, &[&guest, &other], 12);
+    Scheduler::until_turns(&world, &[&guest, &other], 8);
     let log = both_are_intact(&world, guest, other);
     assert!(evicted(&log) >= 500 * MIB, "{log}");
 }
@@ -163,7 +163,7 @@ fn memory_that_others_can_get_stays() {
     immovable(100 * MIB);
     let other = Program::workload(&world, "other", "--memory 832MiB --block 64MiB --kernel-us 2000");
     let other = other.until_told().start();
-    Scheduler::until_turns(&world, &[&guest, &other], 8);
+    Scheduler::until_turns(&world, &[&guest, &other], 4);
     let log = both_are_intact(&world, guest, other);
     assert!(log.contains("100 MiB stay on the card: other processes can reach them"), "{log}");
     assert!(evicted(&log) >= 100 * MIB, "{log}");

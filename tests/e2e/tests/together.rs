@@ -16,7 +16,7 @@ fn programs_that_fill_the_card_come_to_take_turns() {
         ["a", "b"].map(|name| Program::workload(&world, name, arguments).until_told().waits_for_go().start());
     Running::go(&[&programs[0], &programs[1]]);
     wait_until("turns are decided upon", || scheduler.log().contains("jobs that fit take turns"));
-    Scheduler::until_turns(&world, &[&programs[0], &programs[1]], 12);
+    Scheduler::until_turns(&world, &[&programs[0], &programs[1]], 8);
     world.stop_intact(programs);
 }
 
