@@ -23,7 +23,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// A scheduler without clients.
+    /// Returns a scheduler without clients.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self { books: Books::new(config) }
@@ -50,17 +50,18 @@ impl Core {
         books.reconcile();
     }
 
-    /// The next output; call until there is none.
+    /// Takes the next output; call it until there is none.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.books.report().poll_output()
     }
 
-    /// The next event since the last call of [`Core::handle`], which forgets all events that were not taken.
+    /// Takes the next event since the last call of [`Core::handle`], which forgets all events that were not
+    /// taken.
     pub fn poll_happened(&mut self) -> Option<Incident> {
         self.books.report().poll_incident()
     }
 
-    /// When [`Event::Deadline`] is due if no other event comes before.
+    /// Returns when [`Event::Deadline`] is due if no other event comes before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         self.books.agenda().next_deadline().filter(|_| self.books.state().is_scheduling())
@@ -115,7 +116,7 @@ impl Core {
         self.apply(now, |books| books.configure(config));
     }
 
-    /// An administrator gives terms to a client's job. Returns words for the clients that they apply to.
+    /// Gives an administrator's terms to a client's job. Returns words for the clients that they apply to.
     ///
     /// # Errors
     /// When there is no such client, or it does not use the GPU.
@@ -129,19 +130,19 @@ impl Core {
         self.request(now, |books| books.give(client, gpu, given))
     }
 
-    /// An administrator gives terms to a tenant that is about to come.
+    /// Gives an administrator's terms to a tenant that is about to come.
     pub fn give_tenant(&mut self, tenant: u64, given: Given, now: Time) {
         self.apply(now, |books| books.give_tenant(tenant, given));
     }
 
-    /// Sets the bounds of a tenant, which its seat has, or it as one of Slurm's jobs, in place of those before. Its processes can ask for
-    /// less.
+    /// Replaces the bounds of a tenant: those of its seat, or those that it has as one of Slurm's jobs. Its
+    /// processes can ask for less.
     pub fn bound_tenant(&mut self, tenant: u64, bounds: Given, now: Time) {
         self.apply(now, |books| books.bound_tenant(tenant, bounds));
     }
 
-    /// Tells a client its limits once more: `before`, in bytes, is what its seat had set before and the client may have read, so that is no
-    /// wish of its own. 0: no limit.
+    /// Tells a client its limits again. `before` is the limit in bytes that its seat had set, and that the
+    /// client may have read; 0 for none. It is not the client's own wish.
     pub fn replace_limits(&mut self, client: ClientId, before: u64, now: Time) {
         self.apply(now, |books| books.tell_limits(client, before));
     }
@@ -154,26 +155,26 @@ impl Core {
 
 /// The state, as others see it.
 impl Core {
-    /// The status of the scheduler itself, in whose process `pid` the core runs.
+    /// Returns the status of the scheduler itself, in whose process `pid` the core runs.
     #[must_use]
     pub fn status(&self, now: Time, pid: u32) -> SchedulerStatus {
         self.books.state().status(now, pid)
     }
 
-    /// A row for each GPU.
+    /// Returns a row for each GPU.
     #[must_use]
     pub fn gpu_status(&self) -> Vec<GpuStatus> {
         self.books.state().gpu_status()
     }
 
-    /// A row for each client, for each process that has left and still has memory, and for the last few that are gone. Times
-    /// are counted up to `now`.
+    /// Returns a row for each client, for each departed process that still has memory, and for the last few
+    /// clients that are gone. Times are counted up to `now`.
     #[must_use]
     pub fn client_status_at(&self, now: Time) -> Vec<ClientStatus> {
         self.books.client_status_at(now)
     }
 
-    /// The GPUs that clients use.
+    /// Returns the GPUs that clients use.
     #[must_use]
     pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
         self.books.state().gpus_in_use()
@@ -185,7 +186,8 @@ impl Core {
         self.books.state().is_measuring()
     }
 
-    /// Clients whose processes may be stopped to the harm of others, and those that are: the caller looks at them now and then.
+    /// Returns the clients whose processes are stopped, or may be stopped to the harm of others. The caller
+    /// looks at them now and then.
     #[must_use]
     pub fn suspects(&self) -> Vec<ClientId> {
         self.books.state().suspects()
@@ -195,26 +197,27 @@ impl Core {
 /// For tests: the daemon needs none of it.
 #[cfg(feature = "test-api")]
 impl Core {
-    /// [`Core::client_status_at`] the last event.
+    /// Returns [`Core::client_status_at`] the last event.
     #[must_use]
     pub fn client_status(&self) -> Vec<ClientStatus> {
         self.client_status_at(self.books.state().now())
     }
 
-    /// The cost of hand-overs on a GPU, or of one client on it, as far as it is known.
+    /// Returns the cost of hand-overs on a GPU, or of one client on it, as far as it is known.
     #[must_use]
     pub fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<HandOverCosts> {
         self.books.state().switch_cost(gpu, of)
     }
 
-    /// Work that the last event took: clients and GPUs looked at, and entries of ledgers written. A test cannot rely on a clock.
+    /// Returns the work of the last event: clients and GPUs looked at, and entries of ledgers written. A test
+    /// cannot rely on a clock.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.books.agenda().work()
     }
 
-    /// The virtual time of a client's job, or of its gang, in nanoseconds: its place in the order of turns on a GPU. Tests
-    /// derive from it how long a wait may be.
+    /// Returns the virtual time of a client's job, or of its gang, in nanoseconds: its place in the order of
+    /// turns on a GPU. Tests derive from it how long a wait may be.
     #[must_use]
     pub fn virtual_time(&self, gpu: GpuUuid, client: ClientId) -> Option<i64> {
         let state = self.books.state();
@@ -222,8 +225,8 @@ impl Core {
         there.map(|(gpu, client)| state.place_now(gpu, client).time)
     }
 
-    /// The virtual time of a client's job on a GPU, in nanoseconds, and the weight by which its time is shared at present. The
-    /// usual weight is 6400. Tests count the time that jobs get, and compare.
+    /// Returns the virtual time of a client's job on a GPU, in nanoseconds, and the weight by which its time
+    /// is shared at present. The usual weight is 6400. Tests count the time that jobs get, and compare.
     #[must_use]
     pub fn share_of_time(&self, gpu: GpuUuid, client: ClientId) -> Option<(i64, u64)> {
         let shares = &self.books.state().gpu(gpu)?.shares;

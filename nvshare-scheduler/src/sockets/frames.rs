@@ -31,8 +31,8 @@ pub(crate) fn on(stream: UnixStream) -> Stream {
 /// Longest frame of a registered client, in bytes, once it has listed what it has of the host's memory.
 const LONGEST: usize = 4096;
 
-/// A registered client says short things only from now on: what it sent before takes no more memory, nor does a frame that it never
-/// completes. False: a longer one has begun.
+/// Lets a registered client say only short things from now on. What it sent before takes no more memory, nor
+/// does a frame that it never completes. Returns false if a longer one has begun.
 pub(crate) fn shorten(framed: &mut Stream) -> bool {
     let buffer = framed.read_buffer_mut();
     let rest = std::mem::take(buffer);

@@ -70,7 +70,7 @@ impl Books {
         }
     }
 
-    /// An administrator gives terms to a client's job. Returns words for the clients that they apply to.
+    /// Gives an administrator's terms to a client's job. Returns words for the clients that they apply to.
     ///
     /// # Errors
     /// When there is no such client, or it does not use the GPU.
@@ -101,7 +101,7 @@ impl Books {
         })
     }
 
-    /// An administrator gives terms to a tenant that is about to come.
+    /// Gives an administrator's terms to a tenant that is about to come.
     pub(crate) fn give_tenant(&mut self, tenant: u64, given: Given) {
         let job = Job::Tenant(tenant);
         self.jobs_mut().give_in_advance(job, given);

@@ -45,7 +45,7 @@ impl Books {
         kept_bytes
     }
 
-    /// A client that was in a gang is gone.
+    /// Takes a client that is gone out of its gang, and lets the other members go on.
     fn leave_gang(&mut self, id: ClientId, gang: GangId) {
         // None: it was the last member.
         let Some(other) = self.remove_member(id, gang) else { return };
@@ -61,7 +61,8 @@ impl Books {
         self.look_at(self.state().gpus_of(&unit));
     }
 
-    /// A process has ended, or runs another program. It may have left memory each time that it disconnected, on different GPUs.
+    /// Frees the memory that a process had left, when it has ended or runs another program. It may have left
+    /// memory each time that it disconnected, on different GPUs.
     pub(crate) fn on_exited(&mut self, id: ClientId, identity: Identity) {
         for uuid in self.state().gpu_uuids() {
             self.forget_departed(uuid, |other, departed| {

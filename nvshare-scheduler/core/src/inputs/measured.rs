@@ -36,7 +36,8 @@ impl Books {
         self.size(uuid, size, Source::Certain);
     }
 
-    /// One client's part in what was measured of a GPU; it counts for the GPU's size.
+    /// Corrects a client's account by what was measured of a GPU, and adds the client's part to the GPU's
+    /// size.
     fn measure_client(&mut self, id: ClientId, measured: &Measured, size: &mut Size) {
         let uuid = measured.gpu;
         // A process that has left has an entry as well, and no account.

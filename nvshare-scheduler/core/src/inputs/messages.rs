@@ -177,7 +177,8 @@ impl Books {
         }
     }
 
-    /// A client that was granted the lock `since` then has opened its gate. If it `begins`, a turn begins.
+    /// Notes that a client has opened its gate, after it was granted the lock `since` then. If it `begins`, a
+    /// turn begins.
     fn on_running(&mut self, id: ClientId, epoch: Epoch, since: Time, begins: bool) {
         let now = self.state().now();
         let hand_over = self.change_client(id, |client| {
@@ -265,8 +266,8 @@ impl Books {
     }
 }
 
-/// The clients that were asked to leave in the same hand-over as a client, and their GPUs: on each GPU the clients that
-/// drain or have drained, and all members of their gangs, on any GPU.
+/// Returns the clients that were asked to leave in the same hand-over, and their GPUs. On each GPU, these are
+/// the clients that drain or have drained, with their gangs on any GPU.
 fn asked_along_with(state: &State, id: ClientId) -> (BTreeSet<GpuUuid>, BTreeSet<ClientId>) {
     let mut gpus = BTreeSet::new();
     let mut others = BTreeSet::new();

@@ -7,7 +7,7 @@ use crate::state::client::{Client, ClientId};
 use crate::steps::books::Books;
 
 impl Books {
-    /// A client's process was stopped, or goes on.
+    /// Notes that a client's process was stopped, or goes on.
     pub(crate) fn on_stopped(&mut self, id: ClientId, stopped: bool) {
         let (now, until) = (self.state().now(), self.state().now() + self.state().config().grace);
         if self.state().client(id).is_none_or(|client| client.stopped == stopped) {

@@ -71,7 +71,7 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// A waiter of this demand waits behind the head: those who come later delay it no more than the head.
+    /// Counts a waiter of this demand with the head: later waiters delay it no more than the head.
     pub(crate) fn line_up(&mut self, demand: u128) {
         self.demand = self.demand.max(demand);
     }

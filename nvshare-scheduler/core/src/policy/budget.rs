@@ -19,7 +19,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Time has passed up to `now`; switching may cost `ppm` millionths of it.
+    /// Earns for the time that has passed up to `now`: switching may cost `ppm` millionths of it.
     pub(crate) fn advance(&mut self, ppm: u32, now: Duration) {
         let passed = now.saturating_sub(self.at);
         self.at = self.at.max(now);
@@ -27,26 +27,27 @@ impl Budget {
             (self.balance + earned(passed, ppm)).clamp(-earned(MOST_DEBT, ppm), earned(LEEWAY, ppm));
     }
 
-    /// A hand-over took this long.
+    /// Spends the time that a hand-over took.
     pub(crate) fn spend(&mut self, took: Duration) {
         self.balance -= earned(took, 1_000_000);
     }
 
-    /// The time at which there is no debt any more, if no hand-over comes before.
+    /// Returns the time at which there is no debt any more, if no hand-over comes before.
     #[must_use]
     pub(crate) fn paid_at(&self, ppm: u32) -> Duration {
         self.owes_at_most(0, ppm)
     }
 
-    /// The time from which short work may go ahead of long work.
+    /// Returns the time from which short work may go ahead of long work.
     #[must_use]
     pub(crate) fn allows_at(&self, ppm: u32) -> Duration {
         self.owes_at_most(earned(LEEWAY, ppm), ppm)
     }
 
-    /// How long short work waits so that it comes no more often than `every`, where that is what the stated part pays for: not
-    /// at all while there is no debt, and for the whole of `every` when the debt is the largest one that short work may add to.
-    /// So waits become longer by little and little, and are about the same each time.
+    /// Returns how long short work waits, so that it comes no more often than `every` where the stated part
+    /// pays for that. It does not wait while there is no debt. It waits for the whole of `every` when the
+    /// debt is the largest one that short work may add to. So waits become longer by little and little, and
+    /// are about the same each time.
     #[must_use]
     pub(crate) fn delays(&self, ppm: u32, every: Duration) -> Duration {
         let most = earned(LEEWAY, ppm).max(1);

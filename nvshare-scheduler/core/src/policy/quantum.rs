@@ -28,7 +28,7 @@ pub(crate) fn auto(target: Auto, cost: Duration, jobs: usize) -> Duration {
     cheap.min(longest(target, cost, jobs)).clamp(SHORTEST, LONGEST)
 }
 
-/// With a longer quantum somebody would wait for longer than stated.
+/// Returns the longest quantum with which no job waits for longer than stated.
 #[must_use]
 pub(crate) fn longest(target: Auto, cost: Duration, jobs: usize) -> Duration {
     // A waiter waits for a turn of each of the others, and for a hand-over to each of them and to itself.

@@ -33,17 +33,17 @@ pub(crate) struct Rhythm {
 }
 
 impl Rhythm {
-    /// The client has run for this long.
+    /// Counts time for which the client has run.
     pub(crate) fn add_work(&mut self, took: Duration) {
         self.work = self.work.saturating_add(took);
     }
 
-    /// The client neither runs nor asks for the lock from now on.
+    /// Begins a sleep: from now on the client neither runs nor asks for the lock.
     pub(crate) fn fall_asleep(&mut self, now: Duration) {
         self.asleep_since = Some(now);
     }
 
-    /// The client asks for the lock, or runs.
+    /// Ends the sleep when the client asks for the lock, or runs.
     pub(crate) fn wake(&mut self, now: Duration) {
         let slept = self.asleep_since.take().map(|since| now.saturating_sub(since));
         let Some(slept) = slept.filter(|&slept| slept >= SHORTEST_SLEEP) else { return };
@@ -53,7 +53,8 @@ impl Rhythm {
         self.spells.push_back(Spell { worked: std::mem::take(&mut self.work), slept });
     }
 
-    /// No other client waits: from now on the client does not say when it is idle.
+    /// Forgets the present work when no other client waits: from now on the client does not say when it is
+    /// idle.
     pub(crate) fn discard_current_work(&mut self) {
         self.work = Duration::ZERO;
     }
@@ -68,7 +69,7 @@ impl Rhythm {
         self.spells.len() >= LEAST_SPELLS && short && worked <= slept
     }
 
-    /// When the client fell asleep, or `None` if it has not, runs, or asks for the lock.
+    /// Returns when the client fell asleep, or `None` if it has not, runs, or asks for the lock.
     #[must_use]
     pub(crate) fn asleep_since(&self) -> Option<Duration> {
         self.asleep_since
@@ -81,14 +82,15 @@ impl Rhythm {
         self.asleep_since.is_some_and(|since| now.saturating_sub(since) <= longest.saturating_mul(2))
     }
 
-    /// How long the client slept before its present spell; nothing if that is not known.
+    /// Returns how long the client slept before its present spell; nothing if that is not known.
     #[must_use]
     pub(crate) fn last_sleep(&self) -> Duration {
         self.spells.back().map_or(Duration::ZERO, |spell| spell.slept)
     }
 
-    /// For how long an idle client keeps its place: not at all if keeping it through the remembered sleeps would have cost more
-    /// than a hand-over at each; else for `usual`. `cost`: the time of a hand-over, there and back.
+    /// Returns for how long an idle client keeps its place: for `usual`, or not at all. It is not at all if
+    /// keeping it through the remembered sleeps would have cost more than a hand-over at each. `cost`: the
+    /// time of a hand-over, there and back.
     #[must_use]
     pub(crate) fn patience(&self, cost: Duration, usual: Duration) -> Duration {
         let kept = |slept: Duration| if slept <= usual { slept } else { usual.saturating_add(cost) };

@@ -4,7 +4,7 @@ use super::*;
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// A client that has worked and slept like this.
+/// Returns the rhythm of a client that has worked and slept like this.
 fn rhythm(spells: &[(u64, u64)]) -> Rhythm {
     let (mut rhythm, mut now) = (Rhythm::default(), Duration::ZERO);
     for &(work, sleep) in spells {

@@ -39,7 +39,7 @@ pub(crate) struct Turn {
     pub(crate) patience: Duration,
 }
 
-/// When the turn is over; `None`: not before an event that has not come yet.
+/// Returns when the turn is over; `None`: not before an event that has not come yet.
 #[must_use]
 pub(crate) fn ends(turn: &Turn) -> Option<Duration> {
     let quantum_ends = turn.started.map(|started| {

@@ -45,7 +45,7 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// The least useful memory has the smallest.
+    /// Orders memory by its use: the least useful has the smallest.
     fn usefulness(&self) -> impl Ord + use<> {
         match self.next_turn {
             NextTurn::Unknown { soon, asleep_since } => {

@@ -127,7 +127,7 @@ impl Report {
         rows.into_values().chain(clients).collect()
     }
 
-    /// A client is gone, and is listed for a while.
+    /// Lists a client that is gone for a while.
     pub(crate) fn remember(&mut self, state: &State, client: &Client) {
         if self.gone.len() >= GONE_KEPT {
             // A client that has left memory behind is listed until that memory is free.

@@ -122,7 +122,7 @@ impl Rates {
         Duration::try_from_secs_f64(bytes / self.evict + bytes / self.restore).unwrap_or(Duration::MAX)
     }
 
-    /// A measured rate moves the known one half of the way.
+    /// Moves the known rate one half of the way to the measured one.
     pub(crate) fn blend(rate: &mut f64, bytes: u64, took: Duration) {
         if bytes >= 64 * MIB && !took.is_zero() {
             let measured = (bytes as f64 / took.as_secs_f64()).clamp(POSSIBLE.0, POSSIBLE.1);
@@ -174,7 +174,8 @@ impl Account {
         self.stays.map_or(0, |stays| stays.bytes.min(self.room))
     }
 
-    /// The client reports its usage. The numbers of a client need not add up, so they are cut to what is possible.
+    /// Sets the usage that the client reports. The numbers of a client need not add up, so they are cut to
+    /// what is possible.
     pub(crate) fn set_usage(&mut self, usage: Usage) {
         let allocated = usage.allocated.min(MOST_BYTES);
         self.usage = Usage {
@@ -187,8 +188,8 @@ impl Account {
         };
     }
 
-    /// The client's process was measured: it has `used` bytes on the card, without managed memory. `holds_still`: its memory is
-    /// not being moved.
+    /// Records that the client's process has `used` bytes on the card, without managed memory. `holds_still`:
+    /// its memory is not being moved.
     ///
     /// Memory that the library maps itself is among them wherever it is on the card: what the client has beside it is not known
     /// while it moves. Managed memory of a program with such memory is taken for a part of it, so its contexts may count for
@@ -209,9 +210,9 @@ impl Account {
         self.looks >= 2
     }
 
-    /// NVML sees all plain memory of a process: memory that the client reports and NVML does not see is charged no more. An
-    /// allocation may have been made or freed around the look, so two looks in a row are needed. Returns the bytes that are
-    /// charged no more.
+    /// Charges no more for memory that the client reports and NVML does not see: NVML sees all plain memory
+    /// of a process. An allocation may have been made or freed around the look, so two looks in a row are
+    /// needed. Returns the bytes that are charged no more.
     pub(crate) fn uncharge_unseen(&mut self, seen: u64, memory: MemoryMode) -> u64 {
         if memory != MemoryMode::Off {
             return 0;

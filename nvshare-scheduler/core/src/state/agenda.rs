@@ -34,7 +34,7 @@ pub(crate) struct Agenda {
 
 /// GPUs and clients to look at.
 impl Agenda {
-    /// Nothing is to be looked at: scheduling is off.
+    /// Forgets all that is to be looked at, when scheduling is off.
     pub(crate) fn forget(&mut self) {
         self.gpus.clear();
         self.gangs.clear();
@@ -42,18 +42,18 @@ impl Agenda {
         self.to_tell.clear();
     }
 
-    /// Something about a GPU has changed: it is looked at again, and with it those who wait for that.
+    /// Queues a GPU of which something has changed, and the waiters that watch it.
     pub(crate) fn look_again(&mut self, gpu: &mut Gpu) {
         self.gpus.insert(gpu.uuid);
         self.woken.append(&mut gpu.watched_by);
     }
 
-    /// These GPUs are looked at, without those who wait for a change there.
+    /// Queues these GPUs, without the waiters that watch them.
     pub(crate) fn look_at(&mut self, gpus: impl IntoIterator<Item = GpuUuid>) {
         self.gpus.extend(gpus);
     }
 
-    /// The GPUs of a gang are looked at: one of its members has changed.
+    /// Queues the GPUs of a gang of which a member has changed.
     pub(crate) fn look_at_gang(&mut self, gang: GangId) {
         self.gangs.insert(gang);
     }
@@ -74,7 +74,8 @@ impl Agenda {
         self.woken.pop_first()
     }
 
-    /// These clients are told at the end of the event whether a client waits for what they hold, if that is news.
+    /// Queues WAITERS for these clients until the end of the event. They are told whether a client waits for
+    /// what they hold, if that is news.
     pub(crate) fn tell_later(&mut self, clients: impl IntoIterator<Item = ClientId>) {
         self.to_tell.extend(clients);
     }
@@ -86,7 +87,8 @@ impl Agenda {
 
 /// Places that move by themselves.
 impl Agenda {
-    /// A client's place moves. `refreshed`: the event that has just brought it up to date on all of its GPUs.
+    /// Follows the place of a client, which moves. `refreshed`: the event that has just brought it up to date
+    /// on all of its GPUs.
     pub(crate) fn follow_place(&mut self, id: ClientId, refreshed: Option<u64>) {
         let last = self.moving.entry(id).or_default();
         *last = refreshed.unwrap_or(*last);
@@ -101,7 +103,7 @@ impl Agenda {
         self.moving.get(&id).is_some_and(|&refreshed| refreshed != event)
     }
 
-    /// The clients whose places move, beginning behind the cursor of the round robin.
+    /// Returns the clients whose places move, beginning behind the cursor of the round robin.
     pub(crate) fn moving_from_cursor(&self) -> impl Iterator<Item = ClientId> {
         let behind = self.moving.range((Bound::Excluded(self.refresh_cursor), Bound::Unbounded));
         behind.chain(self.moving.range(..=self.refresh_cursor)).map(|(&id, _)| id)
@@ -119,14 +121,14 @@ impl Agenda {
         self.deadlines.first().map(|&(time, _)| time)
     }
 
-    /// A GPU whose deadline has come.
+    /// Takes a GPU whose deadline has come.
     pub(crate) fn take_due(&mut self, now: Time) -> Option<GpuUuid> {
         let &(time, uuid) = self.deadlines.first().filter(|(time, _)| *time <= now)?;
         self.deadlines.remove(&(time, uuid));
         Some(uuid)
     }
 
-    /// A GPU has another deadline than before.
+    /// Replaces the deadline of a GPU.
     pub(crate) fn change_deadline(&mut self, uuid: GpuUuid, before: Option<Time>, after: Option<Time>) {
         if let Some(before) = before {
             self.deadlines.remove(&(before, uuid));
@@ -134,7 +136,7 @@ impl Agenda {
         self.deadlines.extend(after.map(|after| (after, uuid)));
     }
 
-    /// An entry in a ledger has changed.
+    /// Counts a change of an entry in a ledger.
     pub(crate) fn count_change(&mut self) {
         self.changes += 1;
     }
@@ -147,7 +149,7 @@ impl Agenda {
         self.work += looks;
     }
 
-    /// Work that the last event took.
+    /// Returns the work that the last event took.
     #[cfg(feature = "test-api")]
     pub(crate) fn work(&self) -> u64 {
         self.work

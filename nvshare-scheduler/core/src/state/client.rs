@@ -62,7 +62,8 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    /// The client's work may be on the GPU, or its gate may open without a further message from the scheduler.
+    /// Whether the client's work may be on the GPU, or its gate may open without a further message from the
+    /// scheduler.
     pub(crate) fn holds(self) -> bool {
         matches!(
             self,
@@ -90,17 +91,17 @@ impl Phase {
         matches!(self, Self::Idle { .. })
     }
 
-    /// The client's time counts as held: from the open gate to the end of the drain.
+    /// Whether the client's time counts as held: from the open gate to the end of the drain.
     pub(crate) fn is_running_or_draining(self) -> bool {
         matches!(self, Self::Running { .. } | Self::Dropping { .. })
     }
 
-    /// The client restores or computes: nobody else could use the GPU.
+    /// Whether the client restores or computes: nobody else could use the GPU.
     pub(crate) fn uses_a_turn(self) -> bool {
         self.is_charged_to_its_job() || matches!(self, Self::Granted { .. })
     }
 
-    /// The time is charged to the client's job. `share.rs` says how much a restore counts for.
+    /// Whether the time is charged to the client's job. `share.rs` says how much a restore counts for.
     pub(crate) fn is_charged_to_its_job(self) -> bool {
         self.is_running_or_draining() || self == Self::Drained
     }
@@ -303,74 +304,76 @@ impl Client {
         self.accounts.values().fold(0, |sum, account| sum.saturating_add(account.room))
     }
 
-    /// Where the client stands.
+    /// Returns where the client stands.
     pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// The client wants the lock: from now on, if it did not before.
+    /// Requests the lock for the client. It has waited since the first of its requests.
     pub(crate) fn request_lock(&mut self, now: Time) {
         if !std::mem::replace(&mut self.wants, true) {
             self.waiting_since = now;
         }
     }
 
-    /// The client's gate is closed, and it has no claim to the lock.
+    /// Parks the client: its gate is closed, and it has no claim to the lock.
     pub(crate) fn park(&mut self) {
         self.phase = Phase::Parked;
     }
 
-    /// The client gets the lock as soon as there is room.
+    /// Makes the client next: it gets the lock as soon as there is room.
     pub(crate) fn make_next(&mut self, why: Why) {
         self.phase = Phase::Next(why);
     }
 
-    /// The lock is sent to the client, which should run by `until`. If it `begins`, a turn begins when it runs.
+    /// Grants the lock to the client, which should run by `until`. If it `begins`, a turn begins when it
+    /// runs.
     pub(crate) fn grant(&mut self, epoch: Epoch, since: Time, until: Time, begins: bool) {
         self.phase = Phase::Granted { epoch, since, until, begins };
     }
 
-    /// The client's turn counts as begun though it does not run, so that it can be over.
+    /// Lets the client's turn count as begun though it does not run, so that it can be over.
     pub(crate) fn count_turn_as_begun(&mut self) {
         if let Phase::Granted { begins, .. } = &mut self.phase {
             *begins = false;
         }
     }
 
-    /// The answer that is due is overdue at once: the client's process is stopped, and will not give it.
+    /// Lets the answer that is due be overdue at once: the client's process is stopped, and will not give it.
     pub(crate) fn expect_no_answer(&mut self, now: Time) {
         if let Phase::Granted { until: due, .. } | Phase::Dropping { due, .. } = &mut self.phase {
             *due = now;
         }
     }
 
-    /// The client's gate is open.
+    /// Lets the client run: its gate is open.
     pub(crate) fn run(&mut self, epoch: Epoch) {
         self.phase = Phase::Running { epoch };
     }
 
-    /// The client is asked to drain, which should be over when it is `due`.
+    /// Notes that the client is asked to drain, which should be over when it is `due`.
     pub(crate) fn drop_lock(&mut self, epoch: Epoch, since: Time, due: Time) {
         self.phase = Phase::Dropping { epoch, since, due };
     }
 
-    /// The client has drained before others of its gang, and keeps its place until they have.
+    /// Keeps the place of a client that has drained before others of its gang, until they have.
     pub(crate) fn wait_drained(&mut self) {
         self.phase = Phase::Drained;
     }
 
-    /// The client has closed its own gate, and keeps its place until somebody takes it.
+    /// Rests the client, which has closed its own gate. It keeps its place until another client takes it.
     pub(crate) fn rest(&mut self, epoch: Epoch, since: Time) {
         self.phase = Phase::Idle { epoch, since };
     }
 
-    /// Scheduling is off: the client runs, and nothing of it is counted.
+    /// Sets the client free when scheduling is off: it runs, and nothing of it is counted.
     pub(crate) fn set_free(&mut self) {
         self.phase = Phase::Free;
     }
 
-    /// Does what a change of phase brings with it. A client that is no longer next gives up its early room. A sleep begins or ends:
-    /// `slept` says whether the client was asleep before. A grant records the bytes to restore.
+    /// Does what a change of phase brings with it. A client that is no longer next gives up its early room. A
+    /// sleep begins or ends: `slept` says whether the client was asleep before. A grant records the bytes to
+    /// restore.
     pub(in crate::state) fn follow_phase(&mut self, before: Phase, slept: bool, now: Time) {
         if before.is_next() && self.phase == Phase::Parked {
             self.accounts.values_mut().for_each(|account| account.early = None);
@@ -425,12 +428,12 @@ impl Client {
         self.stuck || self.stopped && !self.phase.is_running_or_draining()
     }
 
-    /// How long an answer of the client is waited for: not at all, if its process is stopped.
+    /// Returns how long an answer of the client is waited for: not at all, if its process is stopped.
     pub(crate) fn grace(&self, grace: Duration) -> Duration {
         if self.stopped { Duration::ZERO } else { grace }
     }
 
-    /// How long the client has held the lock, and how long it has waited for the lock, up to now.
+    /// Returns how long the client has held the lock, and how long it has waited for the lock, up to now.
     pub(crate) fn times(&self, now: Time) -> (Duration, Duration) {
         let passed = now.saturating_sub(self.counted_to);
         if self.phase.is_running_or_draining() {
@@ -451,7 +454,7 @@ impl Client {
         self.counted_to = self.counted_to.max(now);
     }
 
-    /// The client's gate is closed and its work is complete: earlier drains that failed no longer count.
+    /// Forgets earlier drains that failed, when the client's gate is closed and its work is complete.
     pub(crate) fn note_drained(&mut self) {
         self.stuck = false;
         self.deferrals = 0;

@@ -80,7 +80,7 @@ pub(crate) struct MoveCost {
 }
 
 impl MoveCost {
-    /// A hand-over for which `bytes` had to leave.
+    /// Records a hand-over for which `bytes` had to leave.
     pub(crate) fn record(&mut self, took: Duration, bytes: u64) {
         let part = if self.bytes > 0.0 { 1.0 / f64::from(RecentMean::ONE_IN) } else { 1.0 };
         self.took += (took.as_secs_f64() - self.took) * part;

@@ -8,7 +8,8 @@ use crate::state::place::Place;
 use crate::state::share::Activity;
 
 impl Gpu {
-    /// A client is gone at the time `now`. If its process lives on, `left` bytes stay charged to that; after `due`, the log says so.
+    /// Takes a client that is gone off the GPU at the time `now`. If its process lives on, `left` bytes stay
+    /// charged to that; after `due`, the log says so.
     pub(crate) fn remove_client(&mut self, client: &Client, now: Time, left: u64, due: Time) {
         if client.phase().holds() {
             self.freed_at = Some(now);
@@ -46,7 +47,7 @@ impl Gpu {
         gone
     }
 
-    /// The log says that a process has left and lives on. Returns it.
+    /// Notes that the log says that a process has left and lives on. Returns the process.
     pub(crate) fn report_departed(&mut self, id: ClientId) -> Option<&Departed> {
         let Some(departed) = self.departed.get_mut(&id) else {
             debug_assert!(false, "an entry without a client is that of a process that has left");

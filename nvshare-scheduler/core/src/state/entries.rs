@@ -91,7 +91,7 @@ impl State {
         self.enter_on(agenda, id, None);
     }
 
-    /// The same for one GPU, or for all. A client that is gone has no entries.
+    /// Writes a client into the ledger of one GPU, or of all. A client that is gone has no entries.
     pub(crate) fn enter_on(&mut self, agenda: &mut Agenda, id: ClientId, only: Option<GpuUuid>) {
         let Some(client) = self.clients.get(&id) else { return };
         let (from, to) = only
@@ -138,9 +138,9 @@ impl State {
         }
     }
 
-    /// Brings the places of waiting clients up to date that move without an event of their own: those of clients that use
-    /// several GPUs follow all of their clocks, and those of a job's processes what the others of the job get. Where many wait,
-    /// each event brings some up to date, in turn, so that its cost has a bound.
+    /// Refreshes the places of waiting clients that move without an event of their own. These are clients of
+    /// several GPUs, and clients whose job has other processes. Each event refreshes some, in round robin, so
+    /// that its cost is bounded.
     pub(crate) fn refresh_places(&mut self, agenda: &mut Agenda) {
         let mut left = PLACES_REFRESHED;
         let mut ids = Vec::new();
@@ -158,7 +158,7 @@ impl State {
         }
     }
 
-    /// The same for one client.
+    /// Refreshes the place of one client, if it moves and this event has not done so.
     pub(crate) fn refresh_place(&mut self, agenda: &mut Agenda, id: ClientId) {
         if agenda.is_place_stale(id, self.events) {
             self.enter(agenda, id);
@@ -264,8 +264,8 @@ fn standing(client: &Client) -> Standing {
     }
 }
 
-/// A client's activity, as its job's share counts it. A client that does not answer does nothing: nobody waits for a turn of a
-/// process that is stopped.
+/// Returns a client's activity, as its job's share counts it. A client that does not answer does nothing:
+/// nobody waits for a turn of a process that is stopped.
 fn activity(client: &Client) -> Activity {
     if client.stuck {
         return Activity::default();

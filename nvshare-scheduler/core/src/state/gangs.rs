@@ -63,7 +63,8 @@ impl Members {
         self.ids.iter().copied()
     }
 
-    /// A client of a job comes. Returns whether it counts as a member: so the cost of an event has a bound.
+    /// Adds a client of a job. Returns whether it counts as a member: a gang has a largest size, so that the
+    /// cost of an event has a bound.
     pub(crate) fn join(&mut self, id: ClientId, gang: Gang, job: Job, now: Time) -> bool {
         if self.ids.len() >= MOST_MEMBERS as usize {
             return false;
@@ -77,7 +78,7 @@ impl Members {
         true
     }
 
-    /// A member is gone. Returns one of those that are left.
+    /// Removes a member that is gone. Returns one of those that are left.
     pub(crate) fn leave(&mut self, id: ClientId, now: Time) -> Option<ClientId> {
         self.ids.remove(&id);
         self.waits_until = now.saturating_add(PATIENCE);
@@ -85,7 +86,7 @@ impl Members {
         self.ids.first().copied()
     }
 
-    /// Notes who the members are, and which GPUs they use, after one of them has changed that.
+    /// Notes the members and the GPUs that they use, after one of them has changed that.
     pub(crate) fn gather(&mut self, clients: &BTreeMap<ClientId, Client>) {
         let mut roster = Roster { ids: self.ids.iter().copied().collect(), on: BTreeMap::new() };
         for &id in &self.ids {
@@ -116,7 +117,8 @@ impl Members {
         }
     }
 
-    /// When the gang goes on without its missing members, or each member of one that is too large by itself.
+    /// Returns when the gang goes on without its missing members, or each member of one that is too large by
+    /// itself.
     pub(crate) fn waits_until(&self) -> Option<Time> {
         let disbands = self.too_large_since.map(|since| since.saturating_add(PATIENCE));
         (self.ids.len() < self.size as usize).then_some(self.waits_until).or(disbands)
@@ -154,7 +156,7 @@ impl Unit {
         Self(Mates::None([id]))
     }
 
-    /// The first of the clients: it stands for all of them where any one does.
+    /// Returns the first of the clients: it stands for all of them where any one does.
     pub(crate) fn first(&self) -> ClientId {
         debug_assert!(!self.is_empty(), "a gang without members is forgotten");
         self.iter().copied().next().unwrap_or_default()
@@ -182,7 +184,7 @@ impl Deref for Unit {
 
 /// Changes of gangs.
 impl State {
-    /// Notes who the members of a client's gang are, and which GPUs they use, after one of them has changed that.
+    /// Notes the members of a client's gang and the GPUs that they use, after one of them has changed that.
     pub(crate) fn gather_gang(&mut self, id: ClientId) {
         let gang = self.gang_of(id);
         if let Some(members) = gang.and_then(|gang| self.gangs.get_mut(&gang)) {
@@ -190,12 +192,13 @@ impl State {
         }
     }
 
-    /// A client comes. Returns whether it counts as a member of its gang.
+    /// Adds a client to its gang. Returns whether it counts as a member.
     pub(crate) fn add_member(&mut self, client: &Client, gang: Gang) -> bool {
         self.gangs.entry(gang.id()).or_default().join(client.id, gang, client.job, self.now)
     }
 
-    /// A member is gone. Returns one of those that are left; without any, the gang is gone as well.
+    /// Removes a member that is gone. Returns one of those that are left; without any, the gang is removed as
+    /// well.
     pub(crate) fn remove_member(&mut self, id: ClientId, gang: GangId) -> Option<ClientId> {
         let other = self.gangs.get_mut(&gang)?.leave(id, self.now);
         if other.is_none() {
@@ -208,7 +211,7 @@ impl State {
         self.gangs.get_mut(&gang)
     }
 
-    /// A gang is none any more: its members go on one by one.
+    /// Removes the gang: its members go on one by one.
     pub(crate) fn remove_gang(&mut self, gang: GangId) {
         self.gangs.remove(&gang);
     }
@@ -220,7 +223,7 @@ impl State {
         self.clients.get(&id).map_or(Unit::alone(id), |client| self.unit_of(client))
     }
 
-    /// The same for a client that is there.
+    /// Returns the clients that are granted together with a client that is there.
     pub(crate) fn unit_of(&self, client: &Client) -> Unit {
         match client.gang.and_then(|gang| self.gangs.get(&gang)) {
             Some(members) => Unit(Mates::Gang(Arc::clone(&members.roster))),
@@ -237,7 +240,8 @@ impl State {
         self.gangs.get(&gang).into_iter().flat_map(Members::gpus)
     }
 
-    /// When a client's gang goes on without its missing members, or each member of one that is too large by itself.
+    /// Returns when a client's gang goes on without its missing members, or each member of one that is too
+    /// large by itself.
     pub(crate) fn gang_waits_until(&self, id: ClientId) -> Option<Time> {
         self.gangs.get(&self.gang_of(id)?)?.waits_until()
     }
@@ -271,7 +275,7 @@ impl State {
         self.each_gpu_of(unit).collect()
     }
 
-    /// The same, one after the other.
+    /// Iterates over the GPUs that a unit uses, each once.
     pub(crate) fn each_gpu_of<'a>(&'a self, unit: &'a Unit) -> impl Iterator<Item = GpuUuid> {
         let (alone, gang) = match &unit.0 {
             Mates::None([id]) => (self.clients.get(id), None),

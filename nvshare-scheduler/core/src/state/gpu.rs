@@ -220,7 +220,8 @@ impl Gpu {
         self.longest_drain = took.max(self.longest_drain - self.longest_drain / 8);
     }
 
-    /// Brings what depends on the time up to date. Ends the turn if nobody holds the GPU or is next; begins one if a client runs.
+    /// Brings what depends on the time up to date. Ends the turn if no client holds the GPU or is next;
+    /// begins one if a client runs.
     pub(crate) fn bring_up_to_date(&mut self, now: Time) {
         self.wake = None;
         self.shares.advance(now);

@@ -72,7 +72,7 @@ impl State {
         self.now
     }
 
-    /// Nothing is granted before this time: see [`Config::settle`].
+    /// Returns the time before which nothing is granted: see [`Config::settle`].
     pub(crate) fn settled_at(&self) -> Time {
         self.settled_at
     }
@@ -99,8 +99,8 @@ impl State {
         self.gpus.get(&uuid)
     }
 
-    /// A GPU that a step looks at, or of an account. One that is not known is left out before (see `reconcile.rs`), and none is
-    /// forgotten while a client uses it.
+    /// Returns a GPU that a step looks at, or of an account. One that is not known is left out before (see
+    /// `reconcile.rs`), and none is forgotten while a client uses it.
     pub(crate) fn known_gpu(&self, uuid: GpuUuid) -> Option<&Gpu> {
         let gpu = self.gpus.get(&uuid);
         debug_assert!(gpu.is_some(), "{uuid} is looked at, and not known");
@@ -159,7 +159,7 @@ impl State {
         }
     }
 
-    /// An event begins, or the request of an administrator.
+    /// Sets the time when an event, or the request of an administrator, begins. Counts the event.
     pub(crate) fn begin_event(&mut self, now: Time) {
         self.now = self.now.max(now);
         self.events += 1;
@@ -180,17 +180,17 @@ impl State {
         self.config = Config { boot, settle, restarted, ..config };
     }
 
-    /// A client was there before this scheduler: others may have been as well, and are waited for.
+    /// Waits for clients that may come back, after one has come that was there before this scheduler.
     pub(crate) fn wait_for_returns(&mut self) {
         self.settled_at = self.settled_at.max(self.config.settle);
     }
 
-    /// A client comes. Its entries in ledgers are still to be written.
+    /// Adds a client, without ledger entries.
     pub(crate) fn add_client(&mut self, client: Client) {
         self.clients.insert(client.id, client);
     }
 
-    /// A client is gone. Its entries in ledgers are still to be taken out.
+    /// Removes a client that is gone, and leaves its ledger entries.
     pub(crate) fn remove_client(&mut self, id: ClientId) -> Option<Client> {
         self.clients.remove(&id)
     }
@@ -203,7 +203,7 @@ impl State {
         self.gpus.get_mut(&uuid)
     }
 
-    /// A GPU, which is known from now on.
+    /// Makes a GPU known, if it is not yet. Returns it.
     pub(crate) fn know_gpu(&mut self, uuid: GpuUuid, gpu: impl FnOnce(&Config) -> Gpu) -> &mut Gpu {
         let config = &self.config;
         self.gpus.entry(uuid).or_insert_with(|| gpu(config))
@@ -219,13 +219,13 @@ impl State {
         self.clients.get_mut(&id).map(|client| note(&mut client.notes))
     }
 
-    /// A client is told whether others wait for what it holds. Returns whether that is news.
+    /// Notes that a client is told whether others wait for what it holds. Returns whether that is news.
     pub(crate) fn note_waiting(&mut self, id: ClientId, waiting: bool) -> bool {
         let now = self.now;
         self.clients.get_mut(&id).is_some_and(|client| client.note_told_waiting(waiting, now))
     }
 
-    /// The drain of a client took this long.
+    /// Records how long the drain of a client took.
     pub(crate) fn record_drain(&mut self, id: ClientId, took: Duration) {
         let accounts = self.clients.get_mut(&id).map(|client| &mut client.accounts);
         for (uuid, account) in accounts.into_iter().flatten() {

@@ -14,7 +14,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// A placeholder for a client that is in no order; it must never be compared.
+    /// Returns a placeholder for a client that is in no order; it must never be compared.
     pub(crate) fn nowhere(client: ClientId) -> Self {
         Self { time: 0, since: Time::ZERO, client }
     }
@@ -24,7 +24,7 @@ impl Place {
         Self { time: self.time.saturating_add(clock), ..self }
     }
 
-    /// The opposite: a place whose time is counted from the clock.
+    /// Returns the place with its time counted from the clock: the opposite of [`Self::to_absolute`].
     pub(in crate::state) fn relative_to(self, clock: Virtual) -> Self {
         Self { time: self.time.saturating_sub(clock), ..self }
     }

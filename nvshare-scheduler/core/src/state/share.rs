@@ -83,7 +83,7 @@ impl Share {
         }
     }
 
-    /// A process of the job changes.
+    /// Counts a process of the job, whose activity has changed.
     pub(crate) fn count(&mut self, before: Option<Activity>, after: Option<Activity>) {
         let (old, new) = (before.unwrap_or_default(), after.unwrap_or_default());
         count(&mut self.present, before.is_some(), after.is_some());
@@ -116,13 +116,14 @@ impl Share {
         }
     }
 
-    /// Counts the service up to now. Called before the counts of the job's processes change.
+    /// Counts the service up to now. It is called before the counts of the job's processes change.
     pub(crate) fn count_service(&mut self, served: Served) {
         (self.ran, self.restored) = self.turn(served);
         self.counted_from = served;
     }
 
-    /// The job holds the GPU no longer. Returns by how much its restore took longer than its work.
+    /// Ends the turn when the job holds the GPU no longer. Returns by how much its restore took longer than
+    /// its work.
     pub(crate) fn end_turn(&mut self) -> Nanos {
         let (ran, restored) = (std::mem::take(&mut self.ran), std::mem::take(&mut self.restored));
         self.time_before_turn =

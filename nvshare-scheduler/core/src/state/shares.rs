@@ -272,7 +272,7 @@ impl Shares {
         share.time_before_turn = share.time_before_turn.min(self.clock.saturating_add(most));
     }
 
-    /// A job pays for time that others lose because of it.
+    /// Charges a job for time that others lose because of it.
     pub(crate) fn charge(&mut self, job: Job, lost: Duration) {
         if let Some(share) = self.jobs.get_mut(&job) {
             share.time_before_turn =
@@ -295,8 +295,8 @@ impl Shares {
         self.clock = self.clock.max(least.unwrap_or(self.clock));
     }
 
-    /// Stores a job. A job without processes is dropped if remembering it would change nothing; beyond [`MOST_REMEMBERED`], the ones
-    /// least ahead are dropped first.
+    /// Stores a job. A job without processes is dropped if remembering it would change nothing. Beyond
+    /// [`MOST_REMEMBERED`], the jobs least ahead are dropped first.
     fn store(&mut self, job: Job, was: &Share, share: Share) {
         if was.present == 0 {
             self.remembered.remove(&(was.time_before_turn, job));

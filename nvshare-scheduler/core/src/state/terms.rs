@@ -52,7 +52,7 @@ impl JobTerms {
         }
     }
 
-    /// Takes what the seat sets. Returns what it did before.
+    /// Sets what the seat sets. Returns what it did before.
     fn set_seat(&mut self, seat: Given) -> Given {
         std::mem::replace(&mut self.seat, seat)
     }
@@ -65,8 +65,8 @@ impl JobTerms {
         self.memory_on.get(&gpu).copied().or(self.memory)
     }
 
-    /// The limit to tell a process that says that its own is `own`, or `None` if that one is in force. `before` is what its seat set
-    /// until now: that is no wish of the process. 0: no limit.
+    /// Returns the limit to tell a process that says that its own is `own`, or `None` if that one is in
+    /// force. `before` is what its seat set until now: that is no wish of the process. 0: no limit.
     fn limit_to_tell(&self, gpu: GpuUuid, own: u64, before: u64) -> Option<u64> {
         if let Some(bytes) = self.memory(gpu) {
             return Some(bytes);
@@ -125,7 +125,7 @@ fn first<V: Copy>(counts: &Counts<V>) -> Option<V> {
 }
 
 impl Least {
-    /// A process comes, or goes.
+    /// Counts the wishes of a process that comes, or goes.
     fn count(&mut self, asked: &Asked, comes: bool) {
         if let Some(weight) = asked.weight {
             count(&mut self.weight, weight, comes);
@@ -168,7 +168,7 @@ struct Processes {
 }
 
 impl Processes {
-    /// A client comes, or goes.
+    /// Counts a client that comes, or goes.
     fn count(&mut self, client: &Client, comes: bool) {
         if comes {
             self.clients.insert(client.id)
@@ -179,7 +179,7 @@ impl Processes {
         client.accounts.keys().for_each(|&gpu| count(&mut self.gpus, gpu, comes));
     }
 
-    /// A client uses another GPU.
+    /// Counts another GPU that a client uses.
     fn count_gpu(&mut self, gpu: GpuUuid) {
         count(&mut self.gpus, gpu, true);
     }
@@ -268,13 +268,14 @@ impl Jobs {
         self.given.values().any(|given| given.paused)
     }
 
-    /// A client comes to its job.
+    /// Adds a client to its job.
     pub(crate) fn join(&mut self, client: &Client) {
         self.present.entry(client.job).or_default().count(client, true);
     }
 
-    /// A client is gone. The terms of its job are kept while the job has processes, and a tenant's terms until other jobs need
-    /// the place: a program that ends and starts again is the same tenant.
+    /// Removes a client that is gone. The terms of its job are kept while the job has processes. A tenant's
+    /// terms are kept until other jobs need the place: a program that ends and starts again is the same
+    /// tenant.
     pub(crate) fn leave(&mut self, client: &Client) {
         let job = client.job;
         let Some(processes) = self.present.get_mut(&job) else {
@@ -290,19 +291,19 @@ impl Jobs {
         }
     }
 
-    /// A client of a job uses another GPU.
+    /// Counts another GPU that a client of a job uses.
     pub(crate) fn count_gpu(&mut self, job: Job, gpu: GpuUuid) {
         if let Some(processes) = self.present.get_mut(&job) {
             processes.count_gpu(gpu);
         }
     }
 
-    /// An administrator gives terms to a job with a process, on one GPU or on all.
+    /// Gives an administrator's terms to a job with a process, on one GPU or on all.
     pub(crate) fn give(&mut self, job: Job, gpu: Option<GpuUuid>, given: Given) {
         self.given.entry(job).or_default().take(gpu, given);
     }
 
-    /// An administrator gives terms to a job that may have no process.
+    /// Gives an administrator's terms to a job that may have no process.
     pub(crate) fn give_in_advance(&mut self, job: Job, given: Given) {
         self.make_place_for_terms();
         self.give(job, None, given);
@@ -327,7 +328,7 @@ impl Jobs {
         }
     }
 
-    /// The share of a client, as it is shown. The terms of a job follow from all of its processes.
+    /// Returns the share of a client, as it is shown. The terms of a job follow from all of its processes.
     pub(crate) fn share_status(&self, client: &Client) -> ShareStatus {
         let terms = self.terms_of(client.job);
         let all = terms.on(None);
@@ -342,8 +343,8 @@ impl Jobs {
         }
     }
 
-    /// The limits that an administrator, or its seat, sets for a client, where they are not those that the client says. `before` is what
-    /// its seat set until now, in bytes; 0: nothing.
+    /// Returns the limits that an administrator, or its seat, sets for a client, where they are not those
+    /// that the client says. `before` is what its seat set until now, in bytes; 0: nothing.
     pub(crate) fn limits_of(&self, client: &Client, before: u64) -> Vec<Amount> {
         let Some(given) = self.given.get(&client.job) else { return Vec::new() };
         let accounts = client.accounts.iter();

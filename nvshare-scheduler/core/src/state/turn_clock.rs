@@ -18,12 +18,12 @@ pub(crate) struct TurnClock {
 }
 
 impl TurnClock {
-    /// When the turn's first client ran; `None` while there is no turn.
+    /// Returns when the turn's first client ran; `None` while there is no turn.
     pub(crate) fn started(&self) -> Option<Time> {
         self.started
     }
 
-    /// How many turns there were.
+    /// Returns how many turns there were.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
@@ -33,7 +33,8 @@ impl TurnClock {
         self.interrupted.contains(&id)
     }
 
-    /// A client runs under its grant. A turn begins if `begins`, or if there is none: one that was interrupted goes on.
+    /// Notes that a client runs under its grant. A turn begins if `begins`, or if there is none: one that was
+    /// interrupted goes on.
     pub(crate) fn run(&mut self, id: ClientId, begins: bool, now: Time) {
         if !begins && self.started.is_some() {
             return;
@@ -46,28 +47,28 @@ impl TurnClock {
         self.count += 1;
     }
 
-    /// A client holds the GPU: if there is no turn, one has begun.
+    /// Begins a turn if there is none, when a client holds the GPU.
     pub(crate) fn begin_if_none(&mut self, now: Time) {
         self.started.get_or_insert(now);
     }
 
-    /// Some holders were asked to leave: the turn of the others is a new one.
+    /// Begins a new turn for the other holders, when some were asked to leave.
     pub(crate) fn restart(&mut self, now: Time) {
         self.started = self.started.map(|_| now);
     }
 
-    /// Nobody holds the GPU.
+    /// Ends the turn when no client holds the GPU.
     pub(crate) fn end(&mut self) {
         self.started = None;
     }
 
-    /// Short work interrupts the turn of these clients: it goes on when that is done.
+    /// Interrupts the turn of these clients for short work: it goes on when that is done.
     pub(crate) fn interrupt(&mut self, leavers: impl IntoIterator<Item = ClientId>, now: Time) {
         self.interrupted = leavers.into_iter().collect();
         self.lasted = self.started.map_or(Duration::ZERO, |started| now.saturating_sub(started));
     }
 
-    /// The turn passes to a unit: one that was interrupted is over, unless it is the unit's own.
+    /// Passes the turn to a unit: one that was interrupted is over, unless it is the unit's own.
     pub(crate) fn pass_to(&mut self, unit: &[ClientId]) {
         if !unit.iter().any(|id| self.interrupted.contains(id)) {
             self.interrupted.clear();
@@ -83,12 +84,12 @@ pub(crate) struct DeferredDrains {
 }
 
 impl DeferredDrains {
-    /// How many were given up, one after the other.
+    /// Returns how many were given up, one after the other.
     pub(crate) fn in_a_row(&self) -> u32 {
         self.in_a_row
     }
 
-    /// When the next drain may be tried; the past if at once.
+    /// Returns when the next drain may be tried; the past if at once.
     pub(crate) fn retry_at(&self) -> Time {
         self.retry_at
     }
@@ -103,18 +104,18 @@ impl DeferredDrains {
         self.in_a_row > 0 || self.holds_back(now)
     }
 
-    /// A drain is given up.
+    /// Records a drain that is given up.
     pub(crate) fn record(&mut self, retry_at: Time) {
         self.in_a_row += 1;
         self.retry_at = retry_at;
     }
 
-    /// A drain succeeds: the count begins anew.
+    /// Begins the count anew, when a drain succeeds.
     pub(crate) fn forget_count(&mut self) {
         self.in_a_row = 0;
     }
 
-    /// Nothing keeps the next drain waiting any more.
+    /// Lets the next drain be tried at once.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }

@@ -47,7 +47,7 @@ impl OncePerEvent {
         figure
     }
 
-    /// Something that it follows from has changed.
+    /// Forgets the figure, when something that it follows from has changed.
     pub(crate) fn forget(&self) {
         self.0.set(None);
     }

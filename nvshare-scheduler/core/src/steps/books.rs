@@ -56,7 +56,7 @@ impl Books {
         &mut self.report
     }
 
-    /// The jobs, to be changed. The steps of `terms.rs` see to what follows.
+    /// Returns the jobs, to be changed. The steps of `terms.rs` see to what follows.
     pub(crate) fn jobs_mut(&mut self) -> &mut Jobs {
         self.state.jobs_mut()
     }
@@ -64,8 +64,9 @@ impl Books {
 
 /// Changes of one client.
 impl Books {
-    /// Changes a client, with its entries in the ledgers of its GPUs, and emits an event for each difference. Returns what the
-    /// change returns, or `None` if the client is gone. What follows a change of its phase: see [`State::change_client`].
+    /// Changes a client, with its entries in the ledgers of its GPUs, and emits an event for each difference.
+    /// Returns what the change returns, or `None` if the client is gone. [`State::change_client`] says what
+    /// follows a change of its phase.
     pub(crate) fn change_client<T>(
         &mut self,
         id: ClientId,
@@ -79,7 +80,8 @@ impl Books {
         changed
     }
 
-    /// Changes a client's account on one GPU in the same way. `None`: the client is gone, or does not use the GPU.
+    /// Changes a client's account on one GPU in the same way. Returns `None` if the client is gone, or does
+    /// not use the GPU.
     pub(crate) fn change_account<T>(
         &mut self,
         id: ClientId,
@@ -106,7 +108,7 @@ impl Books {
         self.state.set_hopeless(&mut self.agenda, id, hopeless);
     }
 
-    /// Changes what is noted of a client: what it says of itself, or what was said of it, and no ledger has.
+    /// Changes the notes of a client: what it says of itself, or what was said of it, and no ledger has.
     pub(crate) fn change_notes<T>(&mut self, id: ClientId, note: impl FnOnce(&mut Notes) -> T) -> Option<T> {
         self.state.change_notes(id, note)
     }
@@ -118,19 +120,19 @@ impl Books {
         }
     }
 
-    /// A client comes. It has entries as soon as the core knows its GPUs.
+    /// Adds a client, without ledger entries. It has entries as soon as the core knows its GPUs.
     pub(crate) fn add_client(&mut self, client: Client) {
         self.state.add_client(client);
     }
 
-    /// A client is gone. Its entries in ledgers are still to be taken out.
+    /// Removes a client that is gone, and leaves its ledger entries.
     pub(crate) fn remove_client(&mut self, id: ClientId) -> Option<Client> {
         self.report.forget_client(id);
         self.agenda.forget_place(id);
         self.state.remove_client(id)
     }
 
-    /// A client that is gone is listed for a while.
+    /// Lists a client that is gone for a while.
     pub(crate) fn remember(&mut self, client: &Client) {
         self.report.remember(&self.state, client);
     }
@@ -169,12 +171,12 @@ impl Books {
         self.state.change_each_gpu_of(id, change);
     }
 
-    /// The drain of a client took this long.
+    /// Records how long the drain of a client took.
     pub(crate) fn record_drain(&mut self, id: ClientId, took: Duration) {
         self.state.record_drain(id, took);
     }
 
-    /// A GPU is known from now on, if it is not yet. Returns it.
+    /// Makes a GPU known, if it is not yet. Returns it.
     pub(crate) fn know_gpu(&mut self, uuid: GpuUuid, new: impl FnOnce(&Config) -> Gpu) -> &mut Gpu {
         self.state.know_gpu(uuid, new)
     }
@@ -185,19 +187,19 @@ impl Books {
         self.report.forget_gpus(&self.state);
     }
 
-    /// The GPU is looked at again then, if not before.
+    /// Lets the GPU be looked at again then, if not before.
     pub(crate) fn wake_at(&mut self, uuid: GpuUuid, time: Time) {
         self.change_gpu(uuid, |gpu| gpu.wake_at(time));
     }
 
-    /// Something about a GPU has changed: it is looked at again, and with it those who wait for that.
+    /// Queues a GPU of which something has changed, and the waiters that watch it.
     pub(crate) fn look_again(&mut self, uuid: GpuUuid) {
         if let Some(gpu) = self.state.gpu_mut(uuid) {
             self.agenda.look_again(gpu);
         }
     }
 
-    /// These GPUs are looked at, without those who wait for a change there.
+    /// Queues these GPUs, without the waiters that watch them.
     pub(crate) fn look_at(&mut self, gpus: impl IntoIterator<Item = GpuUuid>) {
         self.agenda.look_at(gpus);
     }
@@ -205,17 +207,17 @@ impl Books {
 
 /// Changes of gangs: see [`state::gangs`](crate::state::gangs).
 impl Books {
-    /// Notes who the members of a client's gang are, and which GPUs they use, after one of them has changed that.
+    /// Notes the members of a client's gang and the GPUs that they use, after one of them has changed that.
     pub(crate) fn gather_gang(&mut self, id: ClientId) {
         self.state.gather_gang(id);
     }
 
-    /// A client comes. Returns whether it counts as a member of its gang.
+    /// Adds a client to its gang. Returns whether it counts as a member.
     pub(crate) fn add_member(&mut self, client: &Client, gang: Gang) -> bool {
         self.state.add_member(client, gang)
     }
 
-    /// A member is gone. Returns one of those that are left.
+    /// Removes a member that is gone. Returns one of those that are left.
     pub(crate) fn remove_member(&mut self, id: ClientId, gang: GangId) -> Option<ClientId> {
         self.state.remove_member(id, gang)
     }
@@ -229,7 +231,7 @@ impl Books {
         self.state.gang_mut(gang).map(change)
     }
 
-    /// A gang is none any more.
+    /// Removes the gang: its members go on one by one.
     pub(crate) fn remove_gang(&mut self, gang: GangId) {
         self.state.remove_gang(gang);
     }
@@ -237,7 +239,7 @@ impl Books {
 
 /// Events, and the scheduler as a whole.
 impl Books {
-    /// An event begins, or the request of an administrator.
+    /// Sets the time when an event, or the request of an administrator, begins. Counts the event.
     pub(crate) fn begin_event(&mut self, now: Time) {
         self.state.begin_event(now);
     }
@@ -261,7 +263,7 @@ impl Books {
         self.state.replace_config(config);
     }
 
-    /// A client was there before this scheduler: others may have been as well, and are waited for.
+    /// Waits for clients that may come back, after one has come that was there before this scheduler.
     pub(crate) fn wait_for_returns(&mut self) {
         self.state.wait_for_returns();
     }
@@ -274,7 +276,8 @@ impl Books {
         self.report.send(id, message);
     }
 
-    /// These clients are told at the end of the event whether a client waits for what they hold, if that is news.
+    /// Queues WAITERS for these clients until the end of the event. They are told whether a client waits for
+    /// what they hold, if that is news.
     pub(crate) fn tell_later(&mut self, clients: impl IntoIterator<Item = ClientId>) {
         self.agenda.tell_later(clients);
     }
@@ -296,7 +299,7 @@ impl Books {
         self.report.warn_of_gpu(topic, uuid, self.state.now(), text);
     }
 
-    /// A row for each client: see [`Report::client_status_at`].
+    /// Returns a row for each client: see [`Report::client_status_at`].
     pub(crate) fn client_status_at(&self, now: Time) -> Vec<ClientStatus> {
         self.report.client_status_at(&self.state, now)
     }

@@ -7,7 +7,7 @@ use crate::state::gangs::Muster;
 use crate::steps::books::Books;
 
 impl Books {
-    /// A client comes. Returns whether it counts as a member of its gang.
+    /// Adds a client to its gang. Returns whether it counts as a member.
     pub(crate) fn join_gang(&mut self, client: &Client, gang: Gang) -> bool {
         let joins = self.add_member(client, gang);
         if !joins {
@@ -18,8 +18,8 @@ impl Books {
         joins
     }
 
-    /// Looks whether the members of a client's gang are there. Returns whether it still has to wait for some. A gang that has waited long
-    /// enough goes on, which is logged once.
+    /// Looks whether the members of a client's gang are there. Returns whether it still has to wait for some.
+    /// A gang that has waited long enough goes on, which is logged once.
     pub(crate) fn muster_gang(&mut self, id: ClientId) -> bool {
         let (now, gang) = (self.state().now(), self.state().gang_of(id));
         match gang.and_then(|gang| self.change_gang(gang, |members| members.muster(now))) {
@@ -34,7 +34,7 @@ impl Books {
         }
     }
 
-    /// A member wants the lock: so do all members that do not have it.
+    /// Requests the lock for all members of a gang that do not have it, when one member wants it.
     pub(crate) fn want_together(&mut self, id: ClientId) {
         let now = self.state().now();
         if self.state().gang_of(id).is_none() {
@@ -51,7 +51,7 @@ impl Books {
         }
     }
 
-    /// A member that comes wants the lock if another member has it, or wants it.
+    /// Requests the lock for a member that comes, if another member has it or wants it.
     pub(crate) fn follow_gang(&mut self, id: ClientId) {
         let unit = self.state().unit(id);
         if self.state().clients_of(&unit).any(|client| client.phase().holds()) {
@@ -60,7 +60,7 @@ impl Books {
         self.wait_with_gang(id);
     }
 
-    /// A member whose gate is closed waits for the lock if another one does.
+    /// Requests the lock for a member whose gate is closed, if another one waits for it.
     pub(crate) fn wait_with_gang(&mut self, id: ClientId) {
         let unit = self.state().unit(id);
         if self.state().clients_of(&unit).any(Client::waits) {

@@ -158,8 +158,8 @@ impl Books {
         false
     }
 
-    /// A client that is next gets what is free, while others still make room for it: it brings its memory back behind its
-    /// closed gate. The room is its own, whatever becomes of its turn.
+    /// Gives a client that is next what is free, while others still make room for it. It brings its memory
+    /// back behind its closed gate. The room is its own, whatever becomes of its turn.
     fn restore_early(&mut self, id: ClientId, uuid: GpuUuid, free: u64) {
         let now = self.state().now();
         let client_and_account = self.state().client(id).zip(self.state().account(id, uuid));

@@ -17,7 +17,7 @@ impl Books {
         }
     }
 
-    /// The same for one client alone.
+    /// Asks one client for the lock back, without its gang.
     pub(crate) fn ask_one_to_leave(&mut self, id: ClientId) {
         let now = self.state().now();
         match self.state().phase(id) {
@@ -46,15 +46,15 @@ impl Books {
         }
     }
 
-    /// How long a client's drain may make no progress.
+    /// Returns how long a client's drain may make no progress.
     fn patience_with(&self, id: ClientId) -> Duration {
         let gpus = self.state().gpus_used_by(id);
         let deferrals = self.state().gpus_among(&gpus).map(|gpu| gpu.deferred.in_a_row()).max();
         patience::drain_patience(deferrals.unwrap_or(0))
     }
 
-    /// If members hold the lock while others of their gang have to wait for it, asks them to leave, so that they come back
-    /// together. Returns whether it did.
+    /// Asks a gang to leave if some members hold the lock while others have to wait for it, so that they come
+    /// back together. Returns whether it did.
     pub(crate) fn recall_part_of_gang(&mut self, unit: &Unit) -> bool {
         let holds = |client: &&Client| client.phase().holds() && !client.stuck;
         let deferrals: Vec<u32> =
@@ -67,7 +67,8 @@ impl Books {
         recalls
     }
 
-    /// The client's gate is closed and its work is complete.
+    /// Parks a client that has closed its gate and drained; one whose gang still drains stays
+    /// [`Phase::Drained`].
     pub(crate) fn park(&mut self, id: ClientId, phase: Phase) {
         if let Phase::Dropping { since, .. } = phase {
             self.record_drain(id, self.state().now().saturating_sub(since));
@@ -90,7 +91,8 @@ impl Books {
         self.state().clients_of(&unit).any(|other| other.id != id && other.is_draining())
     }
 
-    /// When no member of a gang drains any more, the members that have drained give up their places.
+    /// Parks the members of a gang that have drained, when no member drains any more: they give up their
+    /// places.
     pub(crate) fn release_drained(&mut self, id: ClientId) {
         let unit = self.state().unit(id);
         if self.state().clients_of(&unit).any(Client::is_draining) {
@@ -103,7 +105,7 @@ impl Books {
         }
     }
 
-    /// No work of a client runs on the GPU any more: other clients may have its place.
+    /// Gives up the place of a client on its GPUs, when no work of it runs there any more.
     fn leave_gpus(&mut self, id: ClientId, phase: Phase) {
         let now = self.state().now();
         self.change_client(id, |client| {
@@ -129,7 +131,7 @@ impl Books {
         self.wait_with_gang(id);
     }
 
-    /// The clients of a unit that were next wait on.
+    /// Parks the clients of a unit that were next: they wait on.
     pub(crate) fn step_back(&mut self, unit: &Unit) {
         for &id in unit.iter() {
             if self.state().phase(id).is_some_and(Phase::is_next) {

@@ -56,7 +56,7 @@ impl Books {
         self.state().gpu(uuid).map(clients).unwrap_or_default()
     }
 
-    /// So much of a client's work is complete: a trial may have waited for it.
+    /// Notes how much of a client's work is complete: a trial may have waited for it.
     pub(crate) fn note_progress(&mut self, id: ClientId, ticket: u64, submissions: u64) {
         let now = self.state().now();
         let mut waited_for = Vec::new();
@@ -68,7 +68,7 @@ impl Books {
         self.look_at(waited_for);
     }
 
-    /// A client gives the lock back, and has said its counters before.
+    /// Counts the turn of a client that gives the lock back, and has said its counters before.
     pub(crate) fn note_turn(&mut self, id: ClientId) {
         let now = self.state().now();
         if let Some(gated) = self.state().client(id).map(|client| client.notes.counters.gated) {
@@ -76,7 +76,7 @@ impl Books {
         }
     }
 
-    /// A client has nothing to do.
+    /// Counts a sleep of a client that has nothing to do.
     pub(crate) fn note_sleep(&mut self, id: ClientId) {
         self.change_each_gpu_of(id, |gpu, _| gpu.trial.fall_asleep(id));
     }

@@ -38,7 +38,7 @@ impl Books {
         }
     }
 
-    /// A client did not do what it should: nobody waits for it any longer.
+    /// Marks a client as stuck that did not do what it should: nobody waits for it any longer.
     fn count_as_stuck(&mut self, id: ClientId, what: &str) {
         let now = self.state().now();
         self.change_client(id, |client| {

@@ -48,7 +48,7 @@ impl Books {
         }
     }
 
-    /// GPUs are looked at whose deadline has come. One that has been forgotten since has no deadline.
+    /// Queues the GPUs whose deadline has come. One that has been forgotten since has no deadline.
     fn queue_due_gpus(&mut self) {
         let now = self.state().now();
         while let Some(uuid) = self.agenda_mut().take_due(now) {
@@ -58,7 +58,8 @@ impl Books {
         }
     }
 
-    /// A change of one member may concern the others of its gang, and waiters that watch for it, on their GPUs.
+    /// Queues the GPUs of gangs and watchers: a change of one member may concern the others, and waiters that
+    /// watch for it.
     fn queue_gangs_and_watchers(&mut self) {
         while let Some(id) = self.agenda_mut().take_woken() {
             self.look_at(self.state().gpus_of(&self.state().unit(id)));
@@ -69,8 +70,8 @@ impl Books {
         }
     }
 
-    /// Looks once at all GPUs of which something has changed: each is brought up to date before clients are chosen on any, since a
-    /// client may use several. Returns the GPUs.
+    /// Looks once at all GPUs of which something has changed. Each is brought up to date before clients are
+    /// chosen on any, since a client may use several. Returns the GPUs.
     fn look_at_all(&mut self) -> BTreeSet<GpuUuid> {
         for uuid in self.agenda().gpus().clone() {
             let first = self.state().gpu(uuid).and_then(|gpu| gpu.waiting().next());
@@ -105,7 +106,7 @@ impl Books {
         self.shrink_outgrown_set(uuid);
     }
 
-    /// Chooses who is next on each of these GPUs, and makes room.
+    /// Chooses the clients that are next on each of these GPUs, and makes room.
     fn decide_on(&mut self, gpus: &BTreeSet<GpuUuid>) {
         let mut round = Round::new(self);
         for &uuid in gpus {
@@ -119,8 +120,8 @@ impl Books {
         }
     }
 
-    /// When the clients that deferred a drain have left, or their work is complete, the turns of others are no longer for
-    /// it.
+    /// Forgets deferred drains when the clients that deferred them have left, or their work is complete. The
+    /// turns of others are no longer for it then.
     fn clear_finished_deferrals(&mut self, uuid: GpuUuid) {
         let gpu = self.state().gpu(uuid).filter(|gpu| gpu.deferred.is_pending(self.state().now()));
         let deferred = |id: &ClientId| {
@@ -143,8 +144,8 @@ impl Books {
         self.tell_later(holders);
     }
 
-    /// Tells holders whether a client waits for what they hold, once in an event. A client that waits for one member of a gang waits
-    /// for the whole gang.
+    /// Tells holders whether a client waits for what they hold, once in an event. A client that waits for one
+    /// member of a gang waits for the whole gang.
     fn tell_holders(&mut self) {
         let now = self.state().now();
         let to_tell = self.agenda_mut().take_clients_to_tell();

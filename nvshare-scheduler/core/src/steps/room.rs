@@ -14,7 +14,7 @@ use crate::state::ledger::Standing;
 use crate::steps::books::Books;
 
 impl Books {
-    /// If the capacity has become smaller than the room that was given, evicts the excess as far as it can leave.
+    /// Evicts the room beyond the capacity, as far as it can leave, if the capacity has become smaller.
     pub(crate) fn reclaim_excess_room(&mut self, uuid: GpuUuid) {
         let excess = |gpu: &Gpu| gpu.ledger.sums().room.saturating_sub(u128::from(gpu.capacity));
         let too_much = self.state().gpu(uuid).map_or(0, excess);
@@ -83,7 +83,7 @@ impl Books {
         self.send(id, SchedulerMessage::Room(Amount { gpu: uuid, bytes }));
     }
 
-    /// Nobody can give an allocation the room that it needs now. It waits for a turn of its client, or is refused.
+    /// Lets an allocation wait for a turn of its client, or refuses it, when nobody can give the room now.
     fn wait_or_refuse(&mut self, id: ClientId, uuid: GpuUuid, needs: u64) {
         if self.state().gpu(uuid).is_some_and(|gpu| self.state().fits_in_the_end(gpu, id)) {
             // The clients in the way give the room back when their turn is over, or when their drain is complete after all.
@@ -96,7 +96,8 @@ impl Books {
         self.warn_of_client(Topic::Refused, id, Some(uuid), &text);
     }
 
-    /// A parked client whose allocation needs room waits for its turn, as with work.
+    /// Requests the lock for a parked client whose allocation needs room: it waits for its turn, as with
+    /// work.
     fn want_turn(&mut self, id: ClientId) {
         let now = self.state().now();
         if self.state().client(id).is_some_and(|client| client.phase() == Phase::Parked && !client.wants) {

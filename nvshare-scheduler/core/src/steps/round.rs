@@ -31,7 +31,7 @@ impl<'a> Round<'a> {
         Self { books, waiters: BTreeMap::new(), watching, noted, considered }
     }
 
-    /// A waiter's case, with its gang.
+    /// Returns a waiter's case, with its gang.
     pub(crate) fn open_case(&mut self, id: ClientId) -> Arc<Case> {
         let (state, agenda) = (self.books.state(), self.books.agenda());
         let known = self.waiters.get(&state.unit(id).first());
@@ -58,8 +58,9 @@ impl<'a> Round<'a> {
         case
     }
 
-    /// Settles whether a client must wait as things are: no room can be made for it, its gang lacks members, or it is stopped. Returns
-    /// that. The gang may disband, all of it is marked, and the log says once why there is no room.
+    /// Settles whether a client must wait as things are, and returns that. It must if no room can be made for
+    /// it, its gang lacks members, or it is stopped. The gang may disband, all of it is marked, and the log
+    /// says once why there is no room.
     pub(crate) fn settle_hopeless(&mut self, id: ClientId) -> bool {
         let mut full = self.books.state().gpu_without_room_for(id);
         if self.disband_if_too_large(id, full) {
@@ -75,8 +76,9 @@ impl<'a> Round<'a> {
         hopeless
     }
 
-    /// A gang has no room on a GPU, or has it on all (`None`). If it has waited long enough, and its members could go on one by one,
-    /// they do: then they are no gang any more. Returns whether that is so.
+    /// Disbands a gang that has waited long enough for room on a GPU, if its members could go on one by one.
+    /// `full`: the GPU on which it has no room, or `None` if it has room on all. Returns whether the gang was
+    /// disbanded.
     fn disband_if_too_large(&mut self, id: ClientId, full: Option<GpuUuid>) -> bool {
         let state = self.books.state();
         let Some(gang) = state.gang_of(id) else { return false };

@@ -12,8 +12,8 @@ use crate::steps::books::Books;
 const PRUNE_UNUSED_ABOVE: usize = 256;
 
 impl Books {
-    /// Makes known the GPUs that a client is about to use. It comes before the client's accounts there, so that each GPU of an account
-    /// is known.
+    /// Makes known the GPUs that a client is about to use. It comes before the client's accounts there, so
+    /// that each GPU of an account is known.
     pub(crate) fn know_gpus_of(&mut self, uuids: &[GpuUuid]) {
         if self.state().gpus().count() >= PRUNE_UNUSED_ABOVE {
             self.forget_unused_gpus();
@@ -35,8 +35,9 @@ impl Books {
         self.send(id, SchedulerMessage::Capacity(Amount { gpu: uuid, bytes }));
     }
 
-    /// Without NVML and `--gpu-memory`, a GPU is as large as its clients say. While they agree, that size holds for all of
-    /// them; when they differ, each client is believed for itself, and they run one at a time.
+    /// Sets the size of a GPU by what its clients say, without NVML and `--gpu-memory`. While they agree,
+    /// that size holds for all of them. When they differ, each client is believed for itself, and they run
+    /// one at a time.
     pub(crate) fn agree_on_size(&mut self, uuid: GpuUuid) {
         // Nobody disputes the size that NVML has measured, or that of a GPU which is not known.
         let Some(gpu) = self.state().gpu(uuid).filter(|gpu| gpu.source != Source::Certain) else {
@@ -89,8 +90,8 @@ impl Books {
         self.reenter(uuid);
     }
 
-    /// A client says how large a GPU is, of which clients may fill a fixed number of bytes. The largest size that a client
-    /// says bounds that number.
+    /// Sets the size of a GPU, of which clients may fill a fixed number of bytes, by what a client says. The
+    /// largest size that a client says bounds that number.
     pub(crate) fn size_by_client(&mut self, uuid: GpuUuid, total: u64) {
         let known = self.state().gpu(uuid).map(|gpu| gpu.size.available);
         if known.is_some_and(|known| known >= total) {

@@ -77,7 +77,7 @@ impl Books {
         self.tell_limits(id, 0);
     }
 
-    /// A client is gone, and with it what it asked for.
+    /// Removes a client that is gone from its job, and with it what it asked for.
     pub(crate) fn leave_job(&mut self, client: &Client) {
         self.jobs_mut().leave(client);
         if asks_for_its_job(&client.asked) {

@@ -26,8 +26,8 @@ enum Takeover {
 }
 
 impl Round<'_> {
-    /// Judges the waiters of a GPU in their order. Those that fit beside the others and delay nobody ahead of them become next at once,
-    /// the first that does not fit when the turn is over.
+    /// Judges the waiters of a GPU in their order. A waiter that fits beside the others, and delays no waiter
+    /// ahead of it, becomes next at once. The first that does not fit becomes next when the turn is over.
     pub(crate) fn judge_waiters(&mut self, uuid: GpuUuid) {
         self.books.change_gpu(uuid, |gpu| gpu.has_waiter = false);
         let mut head: Option<Head> = None;
@@ -112,7 +112,8 @@ impl Round<'_> {
         }
     }
 
-    /// The first waiter that does not fit takes the turn if it is over. Else it waits, as the head of the queue.
+    /// Gives the turn to the first waiter that does not fit, if the turn is over. Else the waiter waits.
+    /// Returns it as the head of the queue then.
     fn take_turn_or_wait(&mut self, uuid: GpuUuid, id: ClientId, case: &Case) -> Option<Head> {
         let (unit, full_gpus) = (&case.unit, &self.books.state().outlook(case).full_gpus);
         let TurnPlan { splits, end } = self.books.state().turn_plan(case);
@@ -146,7 +147,8 @@ impl Round<'_> {
         })
     }
 
-    /// Notes a waiter on each GPU that it does not fit. A round does this for all of them once, and then for the GPU that is looked at.
+    /// Notes a waiter on each GPU that it does not fit. A round does this for all of them once, and then for
+    /// the GPU that is looked at.
     fn note_waiter_on_full_gpus(&mut self, uuid: GpuUuid, case: &Case) {
         let outlook = self.books.state().outlook(case);
         if self.noted.insert(case.unit.first()) {
@@ -158,7 +160,7 @@ impl Round<'_> {
         }
     }
 
-    /// When something changes on one of these GPUs, those of the waiter are looked at again.
+    /// Lets the GPUs of the waiter be looked at again when something changes on one of these GPUs.
     fn watch(&mut self, case: &Case, gpus: &[GpuUuid], by: ClientId) {
         if !self.watching.insert(case.unit.first()) {
             return;
@@ -175,14 +177,14 @@ impl Books {
         gpu.ledger.waiting_behind(gpu.shares.clock(), at)
     }
 
-    /// A waiter, and the GPU that is looked at.
+    /// Returns a waiter, and the GPU that is looked at.
     fn waiter(&self, uuid: GpuUuid, id: ClientId) -> Option<(&Gpu, &Client)> {
         let client = self.state().client(id);
         debug_assert!(client.is_some(), "a client that is gone waits for nothing");
         self.state().known_gpu(uuid).zip(client)
     }
 
-    /// A waiter waits behind the head.
+    /// Counts a waiter behind the head.
     fn line_up(&self, uuid: GpuUuid, unit: &Unit, head: Option<&mut Head>) {
         if let Some((head, gpu)) = head.zip(self.state().gpu(uuid)) {
             head.line_up(gpu.demand_of(unit));
@@ -193,7 +195,7 @@ impl Books {
         self.change_gpu(uuid, |gpu| gpu.has_waiter = true);
     }
 
-    /// The clients of a unit whose gate is closed get the lock as soon as there is room.
+    /// Makes the parked clients of a unit next: they get the lock as soon as there is room.
     fn make_next(&mut self, unit: &Unit, why: Why) {
         let now = self.state().now();
         for &id in unit.iter() {
@@ -225,7 +227,7 @@ impl Books {
         self.make_next(unit, Why::Claims);
     }
 
-    /// The turn of one GPU passes to a unit, which pays for that if it interrupts the turn of others.
+    /// Passes the turn of one GPU to a unit, which pays for that if it interrupts the turn of others.
     fn pass_turn(&mut self, uuid: GpuUuid, unit: &Unit, leavers: &[ClientId], takeover: Takeover) {
         let state = self.state();
         let (now, stood_still) = (state.now(), idle_detection_time(state, leavers));
@@ -255,8 +257,8 @@ impl Books {
         });
     }
 
-    /// Begins the hand-over of a GPU to a unit, after the leavers were asked. With an `auto` rule, the unit's quantum follows from the
-    /// cost of this hand-over.
+    /// Begins the hand-over of a GPU to a unit, after the leavers were asked. With an `auto` rule, the unit's
+    /// quantum follows from the cost of this hand-over.
     fn begin_hand_over(&mut self, uuid: GpuUuid, unit: &Unit, takeover: Takeover) {
         let Some(gpu) = self.state().known_gpu(uuid) else { return };
         let to_move = self.state().bytes_to_move(gpu, unit);

@@ -43,14 +43,14 @@ pub(super) struct Checks {
 }
 
 impl Checks {
-    /// A check has ended, or turns were decided upon.
+    /// Returns the next checks, after a check has ended or turns were decided upon.
     pub(super) fn after(now: Time, doubted: bool) -> Self {
         let next = now + if doubted { progress::CHECK_SOON } else { progress::CHECK_EVERY };
         Self { under_way: false, ended: now, next, doubted, usual: BTreeMap::new(), same_until: now }
     }
 
-    /// Compares the rates of jobs with those at the last check, which the first rates behind it stand for. Returns whether jobs launch
-    /// more, or less, in their turns.
+    /// Compares the rates of jobs with those at the last check, for which the first rates behind it stand.
+    /// Returns whether jobs launch more, or less, in their turns.
     pub(super) fn compare_work(&mut self, alone: &BTreeMap<Job, f64>) -> bool {
         if self.usual.is_empty() {
             self.usual.clone_from(alone);

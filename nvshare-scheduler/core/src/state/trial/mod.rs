@@ -135,17 +135,18 @@ impl Trial {
         matches!(self.aim, Aim::Turns(_))
     }
 
-    /// The progress side by side, against that by turns, as last measured for this set.
+    /// Returns the progress side by side, against that by turns, as last measured for this set.
     pub(crate) fn shown(&self) -> Option<f64> {
         self.shown
     }
 
-    /// The length of a turn.
+    /// Returns the length of a turn.
     pub(crate) fn slice(&self) -> Duration {
         progress::slice(self.jobs(), matches!(self.aim, Aim::Trial { glanced: false, .. }))
     }
 
-    /// When there is something to do, if nothing happens before; a GPU with one job has nothing to do.
+    /// Returns when there is something to do, if nothing happens before; a GPU with one job has nothing to
+    /// do.
     pub(crate) fn rests_until(&self) -> Option<Time> {
         match self.stage {
             Stage::Rests { until } => Some(until),
@@ -153,12 +154,13 @@ impl Trial {
         }
     }
 
-    /// The clients of the set.
+    /// Returns the clients of the set.
     pub(crate) fn clients(&self) -> impl Iterator<Item = ClientId> {
         self.set.keys().copied()
     }
 
-    /// So many submissions of a client are complete, in answer to the question with this ticket. Returns whether that was waited for.
+    /// Notes how many submissions of a client are complete, in answer to the question with this ticket.
+    /// Returns whether that was waited for.
     pub(crate) fn completed(&mut self, client: ClientId, ticket: u64, submissions: u64, now: Time) -> bool {
         let is_last = match self.stage {
             Stage::Counts { asked: 1, .. } => false,
@@ -173,7 +175,8 @@ impl Trial {
         true
     }
 
-    /// A client has given the lock back. All that it has submitted is complete, and `submissions` counts it.
+    /// Counts the turn of a client that has given the lock back: all that it has submitted is complete, and
+    /// `submissions` counts it.
     pub(crate) fn given_back(&mut self, client: ClientId, submissions: u64, now: Time) {
         // Others than the set may use the GPU as well; side by side, the answers of clients count.
         let Some(&job) = self.set.get(&client).filter(|_| self.takes_turns()) else { return };
@@ -185,7 +188,7 @@ impl Trial {
         self.given_back = now;
     }
 
-    /// A client has nothing to do.
+    /// Counts a sleep of a client that has nothing to do.
     pub(crate) fn fall_asleep(&mut self, client: ClientId) {
         // Others than the set may use the GPU as well.
         let Some(&job) = self.set.get(&client) else { return };
@@ -284,7 +287,7 @@ impl Trial {
         todo.ask = Some(self.ticket);
     }
 
-    /// When the last client answered, if all have.
+    /// Returns when the last client answered, if all have.
     fn answered(&self, which: impl Fn(&Said) -> Option<(u64, Time)>) -> Option<Time> {
         let answer = |client| self.said.get(client).and_then(&which).map(|(_, at)| at);
         self.set.keys().map(answer).try_fold(Time::ZERO, |latest, at| at.map(|at| at.max(latest)))
@@ -302,12 +305,12 @@ impl Trial {
         self.beside.get(&job).is_some_and(|rate| *rate > 0.0)
     }
 
-    /// The jobs that are measured.
+    /// Returns the number of jobs that are measured.
     fn jobs(&self) -> usize {
         self.beside.values().filter(|rate| **rate > 0.0).count()
     }
 
-    /// A set that may be tried is counted first.
+    /// Begins a trial of a set with a count, as soon as the set may be tried.
     fn consider(&mut self, set: &BTreeMap<ClientId, Job>, now: Time) {
         if *set != self.set {
             *self = Self { set: set.clone(), since: now, ticket: self.ticket, ..Self::default() };
@@ -329,7 +332,8 @@ impl Trial {
         self.stage = Stage::Counts { from: now + after, to: now + after + window, asked: 0, first };
     }
 
-    /// It is known what a window side by side got done.
+    /// Ends a window side by side, of which it is known what it got done, and goes on to what follows from
+    /// that.
     fn finish_count(&mut self, now: Time, todo: &mut Todo) {
         for (client, said) in &self.said {
             if let (Some(counted), Some(&job)) = (said.counted(), self.set.get(client)) {
@@ -372,7 +376,7 @@ impl Trial {
         self.separate(now, todo);
     }
 
-    /// The finding of the rounds of a trial, with one more.
+    /// Returns the finding of the rounds of a trial, with one more.
     fn finding_with(&mut self, sum: f64) -> Finding {
         match &mut self.aim {
             Aim::Trial { sums, .. } => {
@@ -383,7 +387,7 @@ impl Trial {
         }
     }
 
-    /// Before the first round what is in flight has to be short, and it shows whether jobs sleep.
+    /// Waits before the first round until what is in flight is short. It shows meanwhile whether jobs sleep.
     fn shorten(&mut self, since: Time, asked: Time, now: Time, todo: &mut Todo) {
         if self.sleeps > 0 {
             return self.end(now, LEAVES_GAPS, todo);
@@ -408,7 +412,7 @@ impl Trial {
         self.native.get(&job).copied().unwrap_or_default()
     }
 
-    /// The progress of the jobs that are measured, by their rates side by side.
+    /// Returns the progress of the jobs that are measured, by their rates side by side.
     fn progress(&self, beside: impl Fn((&Job, &f64)) -> f64) -> Option<f64> {
         let measured = self.beside.iter().filter(|(_, rate)| **rate > 0.0);
         progress::progress(measured.map(|(job, rate)| (beside((job, rate)), self.rate_alone(*job))))
@@ -425,7 +429,8 @@ impl Trial {
         todo.wake = Some(now + SEPARATES);
     }
 
-    /// The rounds of the trial, each with the windows before and after it, speak for turns.
+    /// Decides upon turns, for which all rounds of the trial speak, each with the windows before and after
+    /// it.
     fn decide(&mut self, now: Time, todo: &mut Todo) {
         self.failures = 0;
         self.sleeps = 0;
@@ -440,7 +445,8 @@ impl Trial {
         }
     }
 
-    /// A window side by side and the round after it show whether turns are still right. If they are not, they have not been `since`.
+    /// Checks by a window side by side, and the round after it, whether turns are still right. If they are
+    /// not, they have not been `since`.
     fn check(&mut self, doubted: bool, since: Time, now: Time, todo: &mut Todo) {
         let Some(sum) = self.progress(|(_, beside)| *beside) else {
             return self.end(now, DID_NOTHING, todo);
@@ -501,7 +507,7 @@ impl Trial {
         }
     }
 
-    /// A round of the trial is complete.
+    /// Ends a complete round of the trial.
     fn finish_round(&mut self, took: Duration, now: Time, todo: &mut Todo) {
         let Some(sum) = self.progress(|(_, beside)| *beside) else {
             return self.end(now, DID_NOTHING, todo);
@@ -527,7 +533,7 @@ impl Trial {
         self.stage = Stage::Rests { until };
     }
 
-    /// The trial does not speak for turns.
+    /// Ends a trial that does not speak for turns: jobs stay side by side.
     fn stay(&mut self, now: Time, sum: f64, todo: &mut Todo) {
         let jobs = self.jobs();
         todo.note = Some(format!(
@@ -541,7 +547,7 @@ impl Trial {
         self.rest(now + progress::retry(self.failures));
     }
 
-    /// The trial is over, or turns are: jobs run side by side.
+    /// Ends the trial, or turns: jobs run side by side.
     fn end(&mut self, now: Time, why: &str, todo: &mut Todo) {
         let lost = match self.stage {
             Stage::Rests { .. } => return,

@@ -27,7 +27,7 @@ pub(super) struct Said {
 }
 
 impl Said {
-    /// The submissions that became complete between the two.
+    /// Returns the submissions that became complete between the two.
     pub(super) fn counted(self) -> Option<Counted> {
         let ((first, from), (last, to)) = self.first.zip(self.last)?;
         Some(Counted { submissions: last.saturating_sub(first), took: to.saturating_sub(from) })

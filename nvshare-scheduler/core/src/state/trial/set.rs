@@ -13,8 +13,8 @@ use crate::state::ledger::Group;
 const MOST_CLIENTS: usize = 32;
 
 impl State {
-    /// The clients that hold a GPU or wait for it, and their jobs. None: something other than the work that they get done speaks
-    /// against running them side by side.
+    /// Returns the clients that hold a GPU or wait for it, and their jobs. Returns `None` if something other
+    /// than the work that they get done speaks against running them side by side.
     pub(crate) fn measured_set(&self, gpu: &Gpu) -> Option<BTreeMap<ClientId, Job>> {
         let asked_for_turns = gpu.shares.are_unequal() || !gpu.shares.paced().is_empty();
         let one_at_a_time = self.config.exclusive || gpu.source == Source::Disputed;
