@@ -1,8 +1,9 @@
 //! Decides who holds each GPU's lock and whose memory is on the card.
 //!
-//! The core is a pure state machine: events and the time come in, outputs go out, and it touches nothing else. It applies
-//! each event to the state and then looks at the state as a whole (`reconcile`), which grants, asks for the lock back, and
-//! makes room. A lost or late event can therefore delay a decision and not derail it.
+//! The core is a pure state machine: events and the time come in, outputs go out, and it touches nothing
+//! else. It applies each event to the state and then looks at the state as a whole (`reconcile`). This look
+//! grants, asks for the lock back, and makes room. A lost or late event can therefore delay a decision and
+//! not derail it.
 //!
 //! An event comes in through `inputs`, which take `steps`. A step changes the `state`, and writes what goes out into the
 //! `report`. It acts on the answers to questions about the state (`judge`), which ask a `policy` with the numbers. From the

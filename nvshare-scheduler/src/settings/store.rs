@@ -76,8 +76,9 @@ struct Own {
 }
 
 impl Store {
-    /// Reads the settings made before. A file that cannot be read stays as it is and does not count, and neither does what another
-    /// version wrote there and this one does not know. The warning says what that is; the rest counts.
+    /// Reads the settings made before. A file that cannot be read stays as it is and does not count. Neither
+    /// do settings of another version that this one does not know. The warning says what that is; the rest
+    /// counts.
     #[must_use]
     pub fn open(path: Option<PathBuf>) -> (Self, Option<String>) {
         let (state, warning) = path.as_deref().map_or_else(Default::default, read);

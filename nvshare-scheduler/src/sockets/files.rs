@@ -126,8 +126,8 @@ impl Sockets {
         Ok(Self { clients: bind(clients, 0o666)?, admin: bind(admin, 0o600)?, guard })
     }
 
-    /// Makes the files anew that somebody removed, as a clean-up of `/run` does: without them no client would find this scheduler, and
-    /// another one could start beside it. Returns whether there were any.
+    /// Makes files anew that were removed, as a clean-up of `/run` does. Without them no client would find
+    /// this scheduler, and another one could start beside it. Returns whether there were any.
     ///
     /// # Errors
     /// Another scheduler serves a path by now, or the system refuses.
@@ -195,8 +195,9 @@ fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
     bind_from(folder, path, mode)
 }
 
-/// Binds a socket under a temporary name in `workshop`, a folder of the same file system, and links it to its path when it listens: a
-/// client that finds it there can connect, and of several schedulers that start at the same moment one gets the path.
+/// Binds a socket under a temporary name in `workshop`, a folder of the same file system, and links it to its
+/// path when it listens. A client that finds it there can connect, and one of several schedulers that start
+/// at the same moment gets the path.
 ///
 /// # Errors
 /// Another scheduler serves the path, another file is there, or the system refuses.

@@ -235,9 +235,9 @@ impl Books {
                 client.stubborn_until = (in_a_row >= STUBBORN_AFTER).then_some(retry_at);
             });
         }
-        // The drain may depend on work of another client that sleeps at its gate by now: all clients that were asked along
-        // with it go on. A client that has given the lock back gets it again. A client that has not answered yet is told at
-        // once, whatever its answer will be.
+        // The drain may depend on work of another client that sleeps at its gate by now. All clients that
+        // were asked along with it go on. A client that has given the lock back gets it again. A client that
+        // has not answered yet is told at once, whatever its answer will be.
         let (gpus, others) = asked_along_with(self.state(), id);
         for uuid in gpus {
             let mut next = Vec::new();

@@ -1,4 +1,5 @@
-//! Who fits a GPU: what a client may fill, what is free of it, and who can be there together.
+//! Fitting a GPU: the bytes that a client may fill, those that are free, and the clients that can be there
+//! together.
 
 use nvshare_proto::GpuUuid;
 use nvshare_proto::units::Bytes;
@@ -125,8 +126,8 @@ impl State {
         Some(format!("what others have on {uuid} cannot be moved and leaves no room for it"))
     }
 
-    /// Splits those who stay on a GPU into those that fit it together with a unit, and those that do not. They are taken in the
-    /// order of turns. A gang stays as a whole, or leaves as a whole.
+    /// Splits the clients that stay on a GPU into those that fit it together with a unit, and those that do
+    /// not. They are taken in the order of turns. A gang stays as a whole, or leaves as a whole.
     pub(crate) fn keep_what_fits(
         &self,
         gpu: &Gpu,

@@ -1,4 +1,4 @@
-//! How long a turn lasts: when those who would have to leave for a waiter have had theirs.
+//! How long a turn lasts: when the clients that would have to leave for a waiter have had theirs.
 
 use std::time::Duration;
 
@@ -19,16 +19,17 @@ use crate::state::rule::Rule;
 /// Virtual times that differ by no more than this count as equal, in nanoseconds.
 const EVEN: i64 = 1_000_000;
 
-/// When the turns of those who leave for a waiter are over.
+/// When the turns of the clients that leave for a waiter are over.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct End {
     /// When the waiter may have the GPUs.
     pub(crate) at: Time,
-    /// When the turns are over for those who wait in turn. The waiter goes ahead of them if this is later.
+    /// When the turns are over for the clients that wait in turn. The waiter goes ahead of them if this is
+    /// later.
     pub(crate) in_turn: Time,
 }
 
-/// Those who stay on a GPU, by whether they fit it together with a waiter.
+/// The clients that stay on a GPU, by whether they fit it together with a waiter.
 #[derive(Debug)]
 pub(crate) struct Split {
     pub(crate) gpu: GpuUuid,
@@ -37,10 +38,10 @@ pub(crate) struct Split {
     pub(crate) leavers: Vec<ClientId>,
 }
 
-/// Those who would have to leave a GPU for a waiter.
+/// The clients that would have to leave a GPU for a waiter.
 #[derive(Debug, Default)]
 struct Held {
-    /// The jobs of those who are not idle.
+    /// The jobs of the clients that are not idle.
     by: Vec<Job>,
     work: LongWork,
     /// When the last of them became idle, if all are.
@@ -50,13 +51,13 @@ struct Held {
 }
 
 impl State {
-    /// Splits those who stay on a GPU for a waiter.
+    /// Splits the clients that stay on a GPU for a waiter.
     pub(crate) fn split_for(&self, gpu: &Gpu, unit: &Unit) -> Split {
         let (kept, leavers) = self.keep_what_fits(gpu, Some(unit), self.staying_by_turn(gpu));
         Split { gpu: gpu.uuid, kept, leavers: self.with_their_gangs(leavers) }
     }
 
-    /// When the turns of those who leave for a waiter are over; `None` while that is unknown.
+    /// Returns when the turns of the clients that leave for a waiter are over; `None` while that is unknown.
     pub(crate) fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<End> {
         let mut ends = End { at: Time::ZERO, in_turn: Time::ZERO };
         for &Split { gpu: uuid, ref leavers, .. } in splits {
@@ -92,8 +93,8 @@ impl State {
                     let in_turn = turn::ends(&self.turn(gpu, unit, &held)?)?;
                     (in_turn, in_turn)
                 }
-                // Short work has what it may cost. It takes the turn only when that is over for those who wait in turn:
-                // otherwise each hand-over to it would be one that nobody has to pay for.
+                // Short work has what it may cost. It takes the turn only when that is over for the clients
+                // that wait in turn. Otherwise nobody would have to pay for the hand-overs to it.
                 Some(sooner) => {
                     gpu.turn.started()?;
                     let waiter = self.first_in_turn(gpu, unit);
@@ -113,7 +114,7 @@ impl State {
         others.map(|id| self.unit(id)).find(|unit| !is_short(self, unit))
     }
 
-    /// The turn of those who hold a GPU, as a waiter sees it.
+    /// Returns the turn of the clients that hold a GPU, as a waiter sees it.
     fn turn(&self, gpu: &Gpu, waiter: &Unit, held: &Held) -> Option<Turn> {
         let one = waiter.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())?;
         let own_job = self.client(one)?.job;

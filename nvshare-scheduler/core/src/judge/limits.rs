@@ -29,8 +29,8 @@ impl State {
         begins.max().filter(|&at| at > self.now())
     }
 
-    /// Whether a client's work in flight must be bounded though nobody waits: the client has to leave when its limit is
-    /// used up, or as soon as it can.
+    /// Whether a client's work in flight must be bounded though nobody waits. The client has to leave when
+    /// its limit is used up, or as soon as it can.
     pub(crate) fn is_bounded(&self, client: &Client) -> bool {
         let mut gpus = client.accounts.keys().filter_map(|uuid| self.gpu(*uuid));
         client.paused || gpus.any(|gpu| gpu.shares.paced().contains(&client.job))

@@ -38,7 +38,7 @@ impl State {
         places.into_iter().map(|place| place.client).collect()
     }
 
-    /// Those who stay on a GPU, the furthest behind first.
+    /// Returns the clients that stay on a GPU, the furthest behind first.
     pub(crate) fn staying_by_turn(&self, gpu: &Gpu) -> Vec<ClientId> {
         self.by_turn(gpu, gpu.ledger.staying().iter().copied())
     }

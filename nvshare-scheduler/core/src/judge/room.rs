@@ -17,7 +17,7 @@ pub(crate) const SPARE_ROOM: u64 = GIB;
 /// Evictions that make room.
 #[derive(Debug)]
 pub(crate) struct Evictions {
-    /// Who is to give back how many bytes.
+    /// The clients that are to give bytes back, and how many.
     pub(crate) orders: Vec<(ClientId, u64)>,
     /// With what was ordered before, they suffice; or an earlier order is still unanswered.
     pub(crate) suffice: bool,

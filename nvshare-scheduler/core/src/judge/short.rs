@@ -21,14 +21,14 @@ pub(crate) fn is_short(state: &State, unit: &Unit) -> bool {
     state.clients_of(unit).any(Client::is_interactive)
 }
 
-/// The time that a GPU stood still until it was known that the short work of those who leave was done.
+/// Returns the time that a GPU stood still until it was known that the short work of the leavers was done.
 pub(crate) fn idle_detection_time(state: &State, leavers: &[ClientId]) -> Duration {
     let was_short =
         state.clients_of(leavers).any(|client| client.phase().is_idle() && client.is_interactive());
     if was_short { IDLE_AFTER } else { Duration::ZERO }
 }
 
-/// Those whose work holds a GPU and would have to leave it for a waiter.
+/// The clients whose work holds a GPU and would have to leave it for a waiter.
 #[derive(Debug, Default)]
 pub(crate) struct LongWork {
     /// Somebody's work runs.
@@ -59,7 +59,8 @@ impl LongWork {
         let delay =
             if is_frequent { gpu.budget.delays(target.overhead_ppm, visit_interval) } else { Duration::ZERO };
         let delayed = client.waiting_since.saturating_add(delay);
-        // A turn of long work that ends puts the whole cost of its hand-over on the next visit: it waits that much longer, and no more.
+        // A turn of long work that ends puts the whole cost of its hand-over on the next visit. That visit
+        // waits that much longer, and no more.
         let latest = client.waiting_since.saturating_add(visit_interval.mul_f64(LONGER_THAN_EVERY));
         ahead::earliest(&Asks {
             allowed_at: gpu.budget.allows_at(target.overhead_ppm).max(delayed).min(latest),

@@ -37,7 +37,7 @@ pub(crate) struct Outlook {
     paced_until: Option<Time>,
     /// GPUs where another waiter is ahead of it; two at most, since a look asks for one besides its own.
     not_first_on: Vec<GpuUuid>,
-    /// GPUs that it does not fit beside those who stay.
+    /// GPUs that it does not fit beside the clients that stay.
     pub(crate) full_gpus: Vec<GpuUuid>,
 }
 
@@ -55,7 +55,7 @@ impl Outlook {
 /// How a waiter would get the turn.
 #[derive(Debug)]
 pub(crate) struct TurnPlan {
-    /// Those who would have to leave each full GPU.
+    /// The clients that would have to leave each full GPU.
     pub(crate) splits: Vec<Split>,
     /// When their turns are over, or `None` while that is unknown.
     pub(crate) end: Option<End>,
@@ -90,7 +90,7 @@ pub(crate) enum Verdict {
     Paced(Time),
     /// Others are ahead of it on another GPU.
     NotFirstElsewhere,
-    /// It fits beside those who stay.
+    /// It fits beside the clients that stay.
     Fits,
     /// Others would have to leave for it.
     NeedsTurn,
@@ -118,7 +118,7 @@ impl State {
         })
     }
 
-    /// Those who would have to leave for a waiter, and when.
+    /// Returns the clients that would have to leave for a waiter, and when.
     pub(crate) fn turn_plan<'a>(&self, case: &'a Case) -> &'a TurnPlan {
         case.plan.get_or_init(|| {
             let full = self.gpus_among(&self.outlook(case).full_gpus);
@@ -220,7 +220,7 @@ fn has_the_turn(gpu: &Gpu, client: &Client) -> bool {
     gpu.ledger.sums().leaving == 0 && gpu.shares.is_holding(client.job)
 }
 
-/// Whether no waiter is small enough to fit beside those who stay.
+/// Whether no waiter is small enough to fit beside the clients that stay.
 pub(crate) fn nobody_else_fits(gpu: &Gpu) -> bool {
     let staying = gpu.ledger.sums().staying;
     let is_too_large = |least| staying.demand + u128::from(least) > u128::from(gpu.capacity);

@@ -2,8 +2,9 @@
 //!
 //! - Short work goes as soon as the budget of switching allows it (see [`super::budget`]), and before it has waited for longer
 //!   than stated.
-//! - It runs no further ahead of its share than [`most_ahead`]: a client beyond that waits for its turn like all others. The time
-//!   that it uses is charged like all time, so a client that only looks interactive comes sooner once, and gets no more in sum.
+//! - It runs no further ahead of its share than [`most_ahead`]: a client beyond that waits for its turn like
+//!   all others. The time that it uses is charged like all time. So a client that only looks interactive
+//!   comes sooner once, and gets no more in sum.
 //! - It does not go ahead of other short work, which is over soon.
 
 use std::time::Duration;
@@ -11,8 +12,9 @@ use std::time::Duration;
 use super::rhythm::LONGEST_SHORT_WORK;
 use super::turn;
 
-/// How far short work may run ahead of its share: by the longest turn of long work and one spell of its own; but all jobs
-/// together by no more than the longest wait. `jobs`: how many jobs want the GPU.
+/// Returns how far short work may run ahead of its share: by the longest turn of long work and one spell of
+/// its own. All jobs together may be ahead by no more than the longest wait. `jobs`: how many jobs want the
+/// GPU.
 #[must_use]
 pub(crate) fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> Duration {
     let jobs = u32::try_from(jobs.max(1)).unwrap_or(u32::MAX);

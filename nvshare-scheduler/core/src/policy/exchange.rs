@@ -1,7 +1,8 @@
 //! How much room the client that is next gets while others still make room for it.
 //!
-//! In an exchange, the memory of the client that is next comes to the card while that of others leaves: the link carries both
-//! directions at once. The client's gate stays closed until everything is there, so the room is the only thing that it gets early.
+//! In an exchange, the memory of the client that is next comes to the card while that of others leaves. The
+//! link carries both directions at once. The client's gate stays closed until everything is there, so the
+//! room is the only thing that it gets early.
 //!
 //! piece = what is free, if that is [`ROOM_PIECE`] or more and at most what the client lacks.
 

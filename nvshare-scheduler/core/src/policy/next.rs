@@ -1,8 +1,8 @@
 //! Which waiter is next: the one whose job is furthest behind its fair share.
 //!
-//! Each job has a virtual time on each GPU (see `shares`). The smallest goes first, the longest wait breaks a tie. A client
-//! that uses several GPUs at once counts as far behind as on the GPU where it is least behind: on a crowded GPU it gets its
-//! share, and the other GPUs give it no more than that.
+//! Each job has a virtual time on each GPU (see `shares`). The smallest goes first, the longest wait breaks a
+//! tie. A client that uses several GPUs at once counts as far behind as on the GPU where it is least behind.
+//! On a crowded GPU it gets its share, and the other GPUs give it no more than that.
 
 /// How far a client that uses several GPUs at once is ahead of their clocks. Positive: ahead; negative: behind.
 #[must_use]
@@ -10,9 +10,10 @@ pub(crate) fn lead_on_all(lead_on_each: impl Iterator<Item = i64>) -> i64 {
     lead_on_each.max().unwrap_or(0)
 }
 
-/// Whether a waiter would delay one that is ahead of it in the order and does not fit, if it went first: it would unless it can
-/// stay when the other comes. All in bytes: `own` and `first`, what the two demand; `stays`, what stays on the GPU meanwhile
-/// (clients that keep running beside the other, and what cannot be moved); and the GPU's capacity.
+/// Whether a waiter that goes first would delay one that is ahead of it in the order and does not fit. It
+/// would, unless it can stay when the other comes. All figures are bytes. `own` and `first`: the demands of
+/// the two. `stays`: what stays on the GPU meanwhile, which is clients that keep running beside the other,
+/// and what cannot be moved. `capacity`: that of the GPU.
 #[must_use]
 pub(crate) fn would_delay(own: u128, first: u128, stays: u128, capacity: u64) -> bool {
     own + first + stays > u128::from(capacity)

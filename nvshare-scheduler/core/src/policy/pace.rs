@@ -1,10 +1,11 @@
 //! An enforced compute limit: a job may hold the GPU for a part of the time, whether others want it or not.
 //!
-//! A job's credit grows with the time, at the rate of the limit, up to what one spell needs; holding uses it up. A job that
-//! will have none left when its drain is over leaves, and comes back when it has credit for a whole spell. A spell and the
-//! rest behind it take [`PERIOD`], and longer where a spell would be too short to be worth a hand-over. When a drain takes
-//! longer than was expected, a longer rest makes up for it. While others keep a job waiting that has credit for a spell, it
-//! saves what one more spell needs, so that it gets its part beside them too; a job that sleeps saves nothing.
+//! A job's credit grows with the time, at the rate of the limit, up to what one spell needs; holding uses it
+//! up. A job that will have none left when its drain is over leaves, and comes back when it has credit for a
+//! whole spell. A spell and the rest behind it take [`PERIOD`], and longer where a spell would be too short
+//! to be worth a hand-over. When a drain takes longer than was expected, a longer rest makes up for it. A job
+//! that has credit for a spell may be kept waiting by others. It saves what one more spell needs meanwhile,
+//! so that it gets its part beside them too. A job that sleeps saves nothing.
 
 use std::time::Duration;
 
@@ -71,8 +72,8 @@ impl Pace {
         self.at + Duration::from_nanos(lacks.max(0).unsigned_abs().div_ceil(self.percent.unsigned_abs()))
     }
 
-    /// When a job that holds the GPU has to leave so that its drain, if it takes as long as expected, ends with its credit;
-    /// `None` if never. Half of a spell it has in any case.
+    /// Returns when a job that holds the GPU has to leave; `None` if never. Its drain ends with its credit
+    /// then, if it takes as long as expected. Half of a spell it has in any case.
     #[must_use]
     pub(crate) fn ends_at(&self, drain: Duration) -> Option<Duration> {
         let rate = 100 - self.percent;

@@ -10,8 +10,8 @@ pub(crate) const DRAIN_RETRY_FACTOR: u32 = 4;
 /// the scheduler can take the lock from it at once: there is nothing to drain then.
 pub(crate) const STUBBORN_AFTER: u32 = 3;
 
-/// How long a drain may make no progress: 200 ms, doubled by each deferral in a row, so that a kernel of any length gets
-/// time to complete.
+/// Returns how long a drain may make no progress: 200 ms, doubled by each deferral in a row. So a kernel of
+/// any length gets time to complete.
 pub(crate) fn drain_patience(deferrals: u32) -> Duration {
     Duration::from_millis(200) * 2u32.pow(deferrals.min(8))
 }

@@ -7,15 +7,16 @@
 //!
 //! By turns of equal length each job gets its part of its own rate, which sums up to 1. So below 1, turns get more done.
 //!
-//! - A *round* is one turn of each job. Rounds alternate with windows side by side, so a program that changes its work between the
-//!   two shows in one or two of the sums and not in all.
-//! - Turns are taken when [`ROUNDS`] rounds show a sum below [`LESS`] and none a sum of 1 or more; or one more does, and one a sum of 1 or
-//!   more: on a busy host a program may be held up in one turn. With more than [`MOST_ROUNDS`] rounds nothing is decided, and the jobs stay
-//!   side by side.
+//! - A *round* is one turn of each job. Rounds alternate with windows side by side. So a program that changes
+//!   its work between the two shows in one or two of the sums, not in all.
+//! - Turns are taken when [`ROUNDS`] rounds show a sum below [`LESS`] and none a sum of 1 or more. One sum of
+//!   1 or more is allowed if one more round shows a sum below [`LESS`]. On a busy host a program may be held
+//!   up in one turn. With more than [`MOST_ROUNDS`] rounds nothing is decided, and the jobs stay side by
+//!   side.
 //! - While turns are taken, a window side by side shows every [`CHECK_EVERY`] whether that is still right. A sum above 1
 //!   twice, or above [`CLEARLY`] once, ends them.
-//! - What rounds may have cost stays within [`MAY_COST`] of the time that the set has lasted; a trial that showed nothing is repeated after
-//!   [`RETRY`], and each time twice as late, up to [`RETRY_AT_MOST`].
+//! - What rounds may have cost stays within [`MAY_COST`] of the time that the set has lasted. A trial that
+//!   showed nothing is repeated after [`RETRY`], and each time twice as late, up to [`RETRY_AT_MOST`].
 
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ pub(crate) const MAY_COST: f64 = 0.01;
 pub(crate) const LESS: f64 = 0.97;
 /// A sum above this is no noise: one is enough, that of the short first round too.
 pub(crate) const CLEARLY: f64 = 1.05;
-/// So many rounds with a small sum decide.
+/// This number of rounds with a small sum decides.
 pub(crate) const ROUNDS: usize = 3;
 /// More rounds than this are not tried in a row.
 pub(crate) const MOST_ROUNDS: usize = 5;
@@ -60,8 +61,8 @@ const ROUND: Duration = Duration::from_secs(1);
 /// The longest time for which work in flight delays the end of a slice, mostly.
 const DRAIN: Duration = Duration::from_millis(25);
 
-/// How long each of `jobs` has its turn. The first round is short, as it may cost much, and speaks against turns alone: what a few
-/// milliseconds of launches show is too little to speak for them.
+/// Returns how long each of `jobs` has its turn. The first round is short, as it may cost much, and speaks
+/// against turns alone. A few milliseconds of launches show too little to speak for them.
 #[must_use]
 pub(crate) fn slice(jobs: usize, first: bool) -> Duration {
     if first {

@@ -1,14 +1,15 @@
 //! Whether a turn is over for the clients that would have to leave.
 //!
-//! - Nobody is asked to leave before the quantum is over, counted from the moment that the turn's first client ran, nor
-//!   before a deferred drain may be tried again: unless all clients that would leave are idle, and have nothing to drain.
+//! - Nobody is asked to leave before the quantum is over, which begins when the turn's first client runs. Nor
+//!   is anybody asked before a deferred drain may be tried again. Neither counts if all clients that would
+//!   leave are idle: they have nothing to drain.
 //! - A holder whose job has had less than the waiter's goes on until it has had as much. It does so for [`MOST_QUANTA`] quanta
 //!   (more if its job has the larger share) and the longest drain, at most. So a client that drains slowly, or whose restores take
 //!   longer than its turns, gets fewer turns, or the others get longer ones.
-//! - An idle holder gives way earlier: at once if no memory has to move, or if its last sleeps were so long that
-//!   waiting for it would not have paid (see [`super::rhythm`]); else when it has been idle for [`IDLE_FACTOR`] times what
-//!   its own return costs, there and back. So a loop with 60 ms of host work is not moved out at each step, and an
-//!   abandoned notebook costs one wait.
+//! - An idle holder gives way earlier. It does so at once if no memory has to move, or if waiting through its
+//!   last sleeps would not have paid (see [`super::rhythm`]). Else it gives way when it has been idle for
+//!   [`IDLE_FACTOR`] times what its own return costs, there and back. So a loop with 60 ms of host work is
+//!   not moved out at each step, and an abandoned notebook costs one wait.
 
 use std::time::Duration;
 
@@ -28,8 +29,8 @@ pub(crate) struct Turn {
     pub(crate) most_quanta: u32,
     /// When the clients that would have to leave have had as much as the waiter, if they go on.
     pub(crate) even_at: Duration,
-    /// How much longer than these quanta the turn lasts at most: the longest recent drain, or what the waiter's own turn counts for
-    /// beyond a quantum, as many times as the holder is heavier.
+    /// How much longer than these quanta the turn lasts at most. This is the longest recent drain, or the
+    /// time beyond a quantum that the waiter's own turn counts for, times the ratio of the weights.
     pub(crate) beyond: Duration,
     /// Clients that run are not asked to leave before this time, because a drain was deferred.
     pub(crate) not_before: Duration,

@@ -1,5 +1,5 @@
-//! Events for those who watch the scheduler. The core compares each client before and after a change: so no change is
-//! left out, and a follower of the events knows where each client stands.
+//! Events for programs that watch the scheduler. The core compares each client before and after a change. So
+//! no change is left out, and a follower of the events knows where each client stands.
 
 use std::mem::discriminant;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::report::Report;
 use crate::state::account::Account;
 use crate::state::client::{Client, ClientId, Phase};
 
-/// An event for those who watch.
+/// An event for programs that watch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Incident {
     /// The kind of event.

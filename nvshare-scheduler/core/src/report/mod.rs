@@ -1,4 +1,5 @@
-//! All that goes out: messages to clients, lines of the log, events for those who watch, and the state as an administrator sees it.
+//! All that goes out: messages to clients, lines of the log, events for programs that watch, and the state as
+//! an administrator sees it.
 
 #[cfg(feature = "test-api")]
 pub(crate) mod audit;
@@ -38,7 +39,8 @@ pub enum Output {
 pub(crate) struct Report {
     outputs: VecDeque<Output>,
     warnings: Warnings,
-    /// Events for those who watch the scheduler, since the last call of [`Core::handle`](crate::Core::handle).
+    /// Events for programs that watch the scheduler, since the last call of
+    /// [`Core::handle`](crate::Core::handle).
     incidents: VecDeque<Incident>,
     /// The last clients that are gone, as they are shown.
     gone: VecDeque<ClientStatus>,

@@ -1,5 +1,5 @@
-//! Warnings for the administrator's log whose cause can come back: each is said once for a client and a GPU, and not again for
-//! a minute (see [`Repeated`]).
+//! Warnings for the administrator's log whose cause can come back. Each is said once for a client and a GPU,
+//! and not again for a minute (see [`Repeated`]).
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -22,8 +22,8 @@ pub(crate) struct Order {
     pub(crate) since: Time,
 }
 
-/// Room that an allocation waited for is not asked back before the allocation could use it: two clients that grow would
-/// otherwise take the same room from each other without end.
+/// Room that an allocation waited for is not asked back before the allocation could use it. Two clients that
+/// grow would otherwise take the same room from each other without end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Promise {
     /// Bytes that the client will have allocated then.
@@ -191,9 +191,10 @@ impl Account {
     /// Records that the client's process has `used` bytes on the card, without managed memory. `holds_still`:
     /// its memory is not being moved.
     ///
-    /// Memory that the library maps itself is among them wherever it is on the card: what the client has beside it is not known
-    /// while it moves. Managed memory of a program with such memory is taken for a part of it, so its contexts may count for
-    /// less than they take; so may those of a client that has lost room, until that room is tried again.
+    /// These bytes include memory that the library maps itself, wherever it is on the card. The overhead
+    /// beside it is not known while it moves. Managed memory of a program with such memory is taken for a
+    /// part of it, so its contexts may count for less than they take. So may those of a client that has lost
+    /// room, until that room is tried again.
     pub(crate) fn record_measurement(&mut self, used: u64, memory: MemoryMode, holds_still: bool) {
         let reported = match memory {
             MemoryMode::Swap if !holds_still => return,

@@ -47,8 +47,8 @@ pub struct Config {
     pub exchange: Exchange,
     /// After this long without an answer, a client is reported as stuck.
     pub grace: Duration,
-    /// When clients come back from an earlier scheduler, nobody is granted anything for this long after the start: the
-    /// scheduler must know all clients that run before it gives their memory away.
+    /// When clients come back from an earlier scheduler, nobody is granted anything for this long after the
+    /// start. The scheduler must know all clients that run before it gives their memory away.
     pub settle: Duration,
     /// Clients of an earlier scheduler are known to exist, though none has come back yet.
     pub restarted: bool,

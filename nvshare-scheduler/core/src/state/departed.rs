@@ -1,4 +1,4 @@
-//! Clients that leave a GPU, and the memory of those whose process lives on: it stays charged to the process.
+//! Clients that leave a GPU. The memory of a client whose process lives on stays charged to the process.
 
 use crate::Time;
 use crate::state::client::{Client, ClientId, Job};

@@ -1,5 +1,5 @@
-//! The entries of clients in the ledgers of their GPUs. Each change of a client that an entry depends on is made here, so that
-//! entries are in step with clients; the [`Agenda`] is told what is to be looked at again.
+//! The entries of clients in the ledgers of their GPUs. Each change of a client that an entry depends on is
+//! made here, so that entries are in step with clients. The [`Agenda`] gets what is to be looked at again.
 
 use std::ops::Bound;
 
@@ -22,8 +22,9 @@ const PLACES_REFRESHED: usize = 16;
 
 /// Changes of a client, and of its entries.
 impl State {
-    /// Changes a client: the time up to now counts for the phase before, and its entries are rewritten. What else belongs to a change
-    /// of its phase: see [`Client::follow_phase`]. Returns what the change returns, or `None` if the client is gone.
+    /// Changes a client: the time up to now counts for the phase before, and its entries are rewritten.
+    /// [`Client::follow_phase`] says what else belongs to a change of its phase. Returns what the change
+    /// returns, or `None` if the client is gone.
     pub(crate) fn change_client<T>(
         &mut self,
         agenda: &mut Agenda,
@@ -248,7 +249,7 @@ impl Stands {
     }
 }
 
-/// Whether those who stand so have a place in the order of turns.
+/// Whether clients that stand like this have a place in the order of turns.
 fn is_ordered(standing: Standing) -> bool {
     matches!(standing, Standing::Waits | Standing::Next)
 }

@@ -8,8 +8,9 @@
 //! - Where jobs run one after the other, a gang is one job, though its members may belong to several. The time of each member is
 //!   charged to the member's own job.
 //! - While the job of one member is paused, the whole gang is.
-//! - Members on one GPU that do not fit it together do not wait for each other in kernels: two programs have one name by mistake. After
-//!   [`PATIENCE`] each goes on by itself. Members on several GPUs may be ranks, of which none can go on alone: they wait.
+//! - Members on one GPU that do not fit it together do not wait for each other in kernels. Two programs have
+//!   one name by mistake. After [`PATIENCE`] each goes on by itself. Members on several GPUs may be ranks, of
+//!   which none can go on alone: they wait.
 //! - A gang that has said how many members it will have waits until they are there, for at most [`PATIENCE`].
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     ids: BTreeSet<ClientId>,
-    /// The same, as those who are granted together.
+    /// The same, as the clients that are granted together.
     roster: Arc<Roster>,
     /// How far the gang is ahead of the clocks.
     pub(crate) lead: OncePerEvent,
@@ -124,7 +125,8 @@ impl Members {
         (self.ids.len() < self.size as usize).then_some(self.waits_until).or(disbands)
     }
 
-    /// Notes whether the gang fits the one GPU of its members. Returns whether it has not for so long that they go on one by one.
+    /// Notes whether the gang fits the one GPU of its members. Returns whether it has not for [`PATIENCE`],
+    /// so that they go on one by one.
     pub(crate) fn note_too_large(&mut self, is_so_now: bool, now: Time) -> bool {
         let since = self.too_large_since.filter(|_| is_so_now).unwrap_or(now);
         self.too_large_since = is_so_now.then_some(since);
@@ -246,8 +248,8 @@ impl State {
         self.gangs.get(&self.gang_of(id)?)?.waits_until()
     }
 
-    /// The job as which a client takes its turn where jobs run one after the other. The members of a gang run together, though
-    /// each one's time is charged to the job of its own: two `nvshare-ctl run` may start one gang.
+    /// The job as which a client takes its turn where jobs run one after the other. The members of a gang run
+    /// together, though each one's time is charged to its own job: two `nvshare-ctl run` may start one gang.
     pub(crate) fn takes_turns_as(&self, client: &Client) -> Job {
         let gang = client.gang.and_then(|gang| self.gangs.get(&gang));
         gang.and_then(|members| members.job).unwrap_or(client.job)

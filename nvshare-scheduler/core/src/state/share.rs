@@ -1,9 +1,10 @@
 //! The share of one job on one GPU: its terms, and how its virtual time grows.
 //!
-//! A job's time is what it gets while its gate is open, until its work is drained. While memory moves, nobody computes, and that time
-//! is nobody's: otherwise a light job, which pays for one switch in each of its short turns, would get less than a heavy one whose
-//! turns are long. But it costs the others as much as it takes. So a turn counts for as long as it computed, or for as long as its
-//! restore took if that is more: a job that is expensive to switch costs others no more time than it gets itself, or is charged for.
+//! A job's time is what it gets while its gate is open, until its work is drained. While memory moves, nobody
+//! computes, and that time is nobody's. Otherwise a light job, which pays for one switch in each of its short
+//! turns, would get less than a heavy one with long turns. But it costs the others as much as it takes. So a
+//! turn counts for as long as it computed, or for as long as its restore took if that is more. A job that is
+//! expensive to switch costs others no more time than it gets itself, or is charged for.
 
 use crate::Time;
 use crate::policy::entitled::Terms;
@@ -39,8 +40,8 @@ pub(crate) struct Share {
     pub(crate) long: u32,
 }
 
-/// The service of a GPU, in nanoseconds for a job that had it all the time: by jobs whose time counts, and by all that hold it,
-/// restoring included.
+/// The service of a GPU, in nanoseconds for a job that had it all the time. It is counted by jobs whose time
+/// counts, and by all that hold the GPU, restoring included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Served {
     pub(crate) counted: Nanos,

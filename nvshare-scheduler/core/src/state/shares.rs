@@ -1,12 +1,13 @@
 //! How jobs share the time of a GPU: the clock of the GPU, and the virtual time of each job on it.
 //!
-//! This is weighted fair queueing. A job's virtual time grows from the open gate of its processes until all work is drained. It
-//! grows by the wall clock, divided by the number of jobs that use the GPU together and by the job's weight. `share.rs` says how
-//! much a restore counts for. The clock grows with the service given, divided by the weights of the jobs that want it: it is the
-//! virtual time of a job that had got its exact share. A job that comes starts at the clock, so neither a new process nor a new
-//! connection earns time. A job that stops wanting the GPU keeps what it is behind, and all that it is ahead until the clock has
-//! passed it. If it stops for [`SHORTEST_SLEEP`] or more, its lag is cut to a bound: twice the sum of the quantum and the longest
-//! drain.
+//! This is weighted fair queueing. A job's virtual time grows from the open gate of its processes until all
+//! work is drained. It grows by the wall clock, divided by the number of jobs that use the GPU together and
+//! by the job's weight. `share.rs` says how much a restore counts for. The clock grows with the service
+//! given, divided by the weights of the jobs that want it. It is the virtual time of a job that had got its
+//! exact share. A job that comes starts at the clock, so neither a new process nor a new connection earns
+//! time. A job that stops wanting the GPU keeps what it is behind, and all that it is ahead until the clock
+//! has passed it. If it stops for [`SHORTEST_SLEEP`] or more, its lag is cut to a bound: twice the sum of the
+//! quantum and the longest drain.
 //!
 //! Compute limits change the weights (see [`entitled`]): the weights in force depend on which jobs want the GPU.
 
@@ -121,8 +122,8 @@ impl Shares {
         &self.paced
     }
 
-    /// When a process of a job whose limit is enforced may hold the GPU, if its drain takes this long, or `None` if at once: beside
-    /// others of the job, whose spell goes on.
+    /// Returns when a process of a job whose limit is enforced may hold the GPU, if its drain takes this
+    /// long. Returns `None` if it may at once, beside others of the job whose spell goes on.
     pub(crate) fn begins_at(&self, job: Job, drain: Duration) -> Option<Time> {
         let (share, pace) = self.pace(job)?;
         // Processes that drain when the spell is over make it no longer for others of their job.
@@ -280,8 +281,8 @@ impl Shares {
         }
     }
 
-    /// Moves the clock up to the job that is least ahead of those that want the GPU: otherwise a newcomer would go first
-    /// until it had caught up.
+    /// Moves the clock up to the job that is least ahead of those that want the GPU. Otherwise a newcomer
+    /// would go first until it had caught up.
     fn catch_up(&mut self) {
         let mut least = None;
         for share in self.jobs.values().filter(|share| share.active > 0) {

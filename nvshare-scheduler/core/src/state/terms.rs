@@ -89,7 +89,8 @@ fn factor(priority: Priority) -> u64 {
     }
 }
 
-/// The terms of a job that are in force: they follow from those that it was given and what all of its processes ask for: each process may ask for less.
+/// The terms of a job that are in force. They follow from those that it was given and what all of its
+/// processes ask for. Each process may ask for less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InForce {
     weight: u32,

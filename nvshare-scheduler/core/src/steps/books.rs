@@ -1,8 +1,8 @@
 //! The books: the state, what is to be looked at again, and what goes out. Steps change the state through them alone.
 //!
-//! A change of a client is complete when the method returns: its entries in ledgers have changed with it, what is different was
-//! told, and what depends on it is looked at again. GPUs, jobs and gangs are handed to the step that changes them, which sees
-//! itself to what follows. No step can change a GPU's ledger.
+//! A change of a client is complete when the method returns. Its entries in ledgers have changed with it, the
+//! differences are reported, and all that depends on it is looked at again. GPUs, jobs and gangs are handed
+//! to the step that changes them, which sees itself to what follows. No step can change a GPU's ledger.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Processes that live on after their connection: the memory that they left stays charged to them until they end, run another
-//! program, or are seen to have nothing.
+//! Processes that live on after their connection. The memory that they left stays charged to them until they
+//! end, run another program, or are seen to have nothing.
 
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{EventKind, GpuUuid};

@@ -34,8 +34,8 @@ impl Round<'_> {
         self.books.serve_needs(uuid, is_parked);
     }
 
-    /// Goes through the clients that are next, in the order of their turn. It ends when the rest of the free room is too
-    /// little for any of them: then it orders what they lack together, as far as possible.
+    /// Goes through the clients that are next, in the order of their turn. It ends when the rest of the free
+    /// room is too little for any of them. Then it orders what they lack together, as far as possible.
     fn grant_or_evict_for_all(&mut self, uuid: GpuUuid) {
         let needed = |gpu| self.books.state().needed_by_holders(gpu);
         let mut reserved = self.books.state().gpu(uuid).map_or(0, needed);

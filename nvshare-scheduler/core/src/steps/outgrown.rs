@@ -7,11 +7,12 @@ use crate::state::client::ClientId;
 use crate::steps::books::Books;
 
 impl Books {
-    /// Asks clients to leave whose demand grew until those who stay no longer fit. Before the turn is over, the clients that
-    /// grew leave first, then those least behind: one client's need does not end the turn of the others.
+    /// Asks clients to leave whose demand grew until the clients that stay no longer fit. Before the turn is
+    /// over, the clients that grew leave first, then those least behind. One client's need does not end the
+    /// turn of the others.
     ///
-    /// A client whose drains are given up one after the other stays, and others leave: its drain may wait for a thread that sleeps
-    /// until all of its memory is back.
+    /// A client whose drains are given up one after the other stays, and others leave. Its drain may wait for
+    /// a thread that sleeps until all of its memory is back.
     pub(crate) fn shrink_outgrown_set(&mut self, uuid: GpuUuid) {
         let now = self.state().now();
         let Some(gpu) = self.state().known_gpu(uuid) else { return };

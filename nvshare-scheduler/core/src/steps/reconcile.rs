@@ -13,8 +13,8 @@ use crate::state::gpu::Gpu;
 use crate::steps::books::Books;
 use crate::steps::round::Round;
 
-/// How many rounds of looks one event may need: each that changes something asks for one more. Only a defect would need so many;
-/// then other events get their turn first.
+/// How many rounds of looks one event may need: each that changes something asks for one more. Only a defect
+/// would need this many; then other events get their turn first.
 const MOST_ROUNDS: usize = 64;
 
 impl Books {

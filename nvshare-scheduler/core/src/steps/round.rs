@@ -1,4 +1,4 @@
-//! One round of looks: who is next on each GPU, and who gets room.
+//! One round of looks: it chooses the clients that are next on each GPU, and those that get room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,7 +21,8 @@ pub(crate) struct Round<'a> {
     pub(crate) watching: BTreeSet<ClientId>,
     /// Waiters whose full GPUs are noted since they were judged last; by the first of each gang.
     pub(crate) noted: BTreeSet<ClientId>,
-    /// Those who are next, use several GPUs and were considered for a grant, by the first of each gang.
+    /// The clients that are next, use several GPUs and were considered for a grant, by the first of each
+    /// gang.
     pub(crate) considered: BTreeSet<ClientId>,
 }
 

@@ -8,9 +8,10 @@
 //! | separates | side by side | when all have given the lock back: then the count of each is exact |
 //! | turns | by turns | when a round is complete; if turns are decided upon, when they are to be checked |
 //!
-//! Work counts when it is complete. Side by side, clients are asked at both ends of the window: each answers as soon as all is complete
-//! that it had submitted when it was asked, however much that is. The answer counts from the moment that it comes. In turns nobody is
-//! asked: a client says its counters each time that it gives the lock back, when all that it has submitted is complete.
+//! Work counts when it is complete. Side by side, clients are asked at both ends of the window. Each answers
+//! as soon as all is complete that it had submitted when it was asked, however much that is. The answer
+//! counts from the moment that it comes. In turns nobody is asked. A client says its counters each time that
+//! it gives the lock back, when all that it has submitted is complete.
 //!
 //! A program that never waits for its work has as much in flight as the driver takes: half a second of work, or several. A drain of that
 //! would be given up. So from the end of the first window on, until the trial is over, launch windows bound what is in flight as if somebody
@@ -41,7 +42,7 @@ const SHORT_FLIGHT: Duration = Duration::from_millis(150);
 const SHORTENS: Duration = Duration::from_secs(10);
 /// Time beyond its slices that a round may take.
 const ROUND_DELAYS: Duration = Duration::from_secs(2);
-/// So many more sleeps of jobs than [`ROUNDS_A_SLEEP`] forgives end turns.
+/// This many more sleeps of jobs than [`ROUNDS_A_SLEEP`] forgives end turns.
 const MOST_SLEEPS: u32 = 3 * ROUNDS_A_SLEEP;
 /// A sleep is forgotten after this many rounds.
 const ROUNDS_A_SLEEP: u32 = 8;
