@@ -59,7 +59,7 @@ pub(crate) fn parse<T: de::DeserializeOwned>(text: &str) -> Result<T, String> {
     })
 }
 
-/// The path of the file where none is named.
+/// Returns the path of the file where none is named.
 fn default_path(root: bool) -> Option<PathBuf> {
     if root {
         Some("/etc/nvshare/config.toml".into())
@@ -68,7 +68,7 @@ fn default_path(root: bool) -> Option<PathBuf> {
     }
 }
 
-/// A path in the user's own folder: that of a variable, or else the usual one.
+/// Returns a path in the user's own folder: that of a variable, or else the usual one.
 pub(super) fn own_folder(variable: &str, usual: &str, name: &str) -> Option<PathBuf> {
     let folder = names::path(variable).or_else(|| Some(names::path("HOME")?.join(usual)))?;
     Some(folder.join("nvshare").join(name))

@@ -56,7 +56,7 @@ impl Options {
         Ok(settings)
     }
 
-    /// These options, and those of a file that they do not overrule.
+    /// Returns these options, with those of a file that they do not overrule.
     fn above(self, mut file: Self) -> Self {
         // Each of the two makes the other void, so an option overrules both settings of the file.
         if self.gpu_memory.is_some() || self.reserve.is_some() {
@@ -65,7 +65,8 @@ impl Options {
         self.over(file)
     }
 
-    /// The settings that follow from what is given, by a file at `path` as well; the rest has its default.
+    /// Returns the settings that follow from what is given, by a file at `path` as well; the rest has its
+    /// default.
     fn in_force(self, path: Option<PathBuf>, root: bool) -> Settings {
         let state = self.state.or_else(|| match &self.admin_socket {
             Some(admin) => Some(admin.parent()?.join("nvshare-state.toml")),
@@ -114,12 +115,12 @@ impl From<OfGpu> for GpuConfig {
     }
 }
 
-/// The folder of a socket.
+/// Returns the folder of a socket.
 fn folder_of(socket: &Path) -> &Path {
     socket.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The usual folder of seats: [`paths::SEATS`] where the clients' socket is root's.
+/// Returns the usual folder of seats: [`paths::SEATS`] where the clients' socket is root's.
 fn seats_beside(clients: &Path) -> PathBuf {
     let folder = real(folder_of(clients));
     let mut name = folder.file_name().unwrap_or("nvshare".as_ref()).to_owned();
@@ -133,7 +134,7 @@ fn is_below(path: &Path, folder: &Path) -> bool {
     folder != Path::new("/") && real(path).starts_with(folder)
 }
 
-/// A path without links and without what is relative, as far as it is there.
+/// Returns a path without links and without what is relative, as far as it is there.
 fn real(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let there = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));

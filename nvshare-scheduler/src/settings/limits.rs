@@ -27,7 +27,7 @@ pub(crate) fn quantum(rule: QuantumRule) -> Result<(), String> {
     }
 }
 
-/// The settings as lines of a file.
+/// Returns the settings as lines of a file.
 pub(crate) fn lines(given: Given) -> String {
     let Given { weight, priority, compute, enforcement, memory, paused: _ } = given;
     let mut text = String::new();
@@ -41,7 +41,7 @@ pub(crate) fn lines(given: Given) -> String {
     text
 }
 
-/// The word for a priority, as variables and files have it.
+/// Returns the word for a priority, as variables and files have it.
 pub(crate) fn priority_name(priority: Priority) -> &'static str {
     match priority {
         Priority::Low => "low",
@@ -50,7 +50,7 @@ pub(crate) fn priority_name(priority: Priority) -> &'static str {
     }
 }
 
-/// The word for an enforcement, as variables and files have it.
+/// Returns the word for an enforcement, as variables and files have it.
 pub(crate) fn enforcement_name(enforcement: Enforcement) -> &'static str {
     match enforcement {
         Enforcement::Default => "default",
@@ -59,7 +59,7 @@ pub(crate) fn enforcement_name(enforcement: Enforcement) -> &'static str {
     }
 }
 
-/// The settings in words, if all can be followed.
+/// Returns the settings in words, if all can be followed.
 ///
 /// # Errors
 /// The first setting that cannot.

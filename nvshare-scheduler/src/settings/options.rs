@@ -22,7 +22,7 @@ macro_rules! options {
         }
 
         impl $name {
-            /// These options, and those of `below` that are not given here.
+            /// Returns these options, and those of `below` that are not given here.
             pub(super) fn over(self, below: Self) -> Self {
                 Self { $($option: self.$option.or_below(below.$option),)* }
             }
@@ -143,7 +143,7 @@ pub(super) struct OfGpu {
 }
 
 impl Options {
-    /// The options of a command line, with those that the environment gives.
+    /// Returns the options of a command line, with those that the environment gives.
     pub(super) fn with_variables(self) -> Self {
         let or = |option: Option<PathBuf>, variable| option.or_else(|| names::path(variable));
         Self {
@@ -157,7 +157,7 @@ impl Options {
 
 /// A value that may be given in several places.
 trait OrBelow {
-    /// This value, or else the one that it overrules.
+    /// Returns this value, or else the one that it overrules.
     fn or_below(self, below: Self) -> Self;
 }
 

@@ -85,7 +85,7 @@ impl Store {
         (Self { path, state, ..Self::default() }, warning)
     }
 
-    /// The configuration with the settings made at run time.
+    /// Returns the configuration with the settings made at run time.
     #[must_use]
     pub fn over(&self, config: &Config) -> Config {
         let mut config = config.clone();
@@ -174,7 +174,7 @@ impl Store {
 }
 
 impl State {
-    /// The settings of a file that this version knows, and the names of the others.
+    /// Returns the settings of a file that this version knows, and the names of the others.
     fn known(table: toml::Table) -> (Self, Vec<String>) {
         let (mut state, mut unknown) = (Self::default(), Vec::new());
         for (name, value) in table {
@@ -246,7 +246,7 @@ fn keep<T: serde::de::DeserializeOwned>(place: &mut Option<T>, value: toml::Valu
     place.is_some()
 }
 
-/// The settings in the file, and a warning about what does not count.
+/// Reads the settings in the file. Returns them, and a warning about those that do not count.
 fn read(path: &Path) -> (State, Option<String>) {
     let place = path.display();
     let text = match fs::read_to_string(path) {

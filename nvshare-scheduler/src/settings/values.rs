@@ -74,13 +74,13 @@ impl Visitor<'_> for Written {
     }
 }
 
-/// A file's path that is not empty.
+/// Reads a file's path that is not empty.
 pub(super) fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
     let path = PathBuf::deserialize(deserializer)?;
     if path.as_os_str().is_empty() { Err(de::Error::custom("the path is empty")) } else { Ok(Some(path)) }
 }
 
-/// A value that a file writes as a text, and never as a number.
+/// Reads a value that a file writes as a text, and never as a number.
 pub(super) fn text<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {

@@ -72,13 +72,13 @@ impl Bound {
         file_at(&self.path).is_ok_and(|file| file == self.file)
     }
 
-    /// The socket at which clients connect.
+    /// Returns the socket at which clients connect.
     pub(crate) fn listener(&self) -> &UnixListener {
         &self.listener
     }
 }
 
-/// Device and inode of a file, which no other file has.
+/// Returns the device and inode of a file, which no other file has.
 fn file_at(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
@@ -153,13 +153,13 @@ impl Sockets {
         self.clients.replaced
     }
 
-    /// The socket at which clients connect.
+    /// Returns the socket at which clients connect.
     #[must_use]
     pub fn clients(&self) -> &UnixListener {
         &self.clients.listener
     }
 
-    /// The socket at which administrators connect.
+    /// Returns the socket at which administrators connect.
     #[must_use]
     pub fn admin(&self) -> &UnixListener {
         &self.admin.listener
@@ -310,7 +310,7 @@ pub fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0)
 }
 
-/// A random number, which no earlier run of the scheduler had.
+/// Returns a random number, which no earlier run of the scheduler had.
 ///
 /// # Errors
 /// The system has no randomness.

@@ -16,7 +16,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// `holds_from`: whatever connects before that time is accepted at once.
+    /// Limits connections to a rate. Whatever connects before `holds_from` is accepted at once.
     pub(crate) fn new(rate: Rate, holds_from: Instant) -> Self {
         Self { connections: Bucket::new(rate, Instant::now()), holds_from }
     }

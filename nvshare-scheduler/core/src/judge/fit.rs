@@ -12,7 +12,7 @@ use crate::state::gpu::{Gpu, Size, Source};
 use crate::state::ledger::{Entry, Group, Standing};
 
 impl State {
-    /// Bytes that a client may fill.
+    /// Returns the bytes that a client may fill.
     pub(crate) fn capacity(&self, gpu: &Gpu, id: ClientId) -> u64 {
         if gpu.source != Source::Disputed {
             return gpu.capacity;
@@ -21,20 +21,21 @@ impl State {
         self.config().usable(gpu.uuid, Size { available: said, ..Size::default() })
     }
 
-    /// Free bytes of the part of a GPU that a client may fill.
+    /// Returns the free bytes of the part of a GPU that a client may fill.
     pub(crate) fn free(&self, gpu: &Gpu, id: ClientId) -> u64 {
         let free = u128::from(self.capacity(gpu, id)).saturating_sub(gpu.ledger.sums().room);
         u64::try_from(free).unwrap_or(u64::MAX)
     }
 
-    /// Bytes that other clients have beyond all that this client may fill, since it may see less of the GPU than they do. Until
-    /// they have given these bytes back, nothing else that they give back makes room for it.
+    /// Returns the bytes that other clients have beyond all that this client may fill, since it may see less
+    /// of the GPU than they do. Until they have given these bytes back, nothing else that they give back
+    /// makes room for it.
     pub(crate) fn overfull(&self, gpu: &Gpu, id: ClientId) -> u64 {
         let beyond = gpu.ledger.sums().room.saturating_sub(u128::from(self.capacity(gpu, id)));
         u64::try_from(beyond).unwrap_or(u64::MAX)
     }
 
-    /// Bytes that have to leave a GPU so that a unit has its whole demand there.
+    /// Returns the bytes that have to leave a GPU so that a unit has its whole demand there.
     pub(crate) fn bytes_to_move(&self, gpu: &Gpu, unit: &Unit) -> u64 {
         let deficits = unit.on(gpu.uuid).iter().map(|&id| gpu.deficit(id)).fold(0, u64::saturating_add);
         deficits.saturating_sub(self.free(gpu, unit.first()))
@@ -92,20 +93,20 @@ impl State {
         together::fits(self.capacity(gpu, id), pinned, gpu.demand_of(&unit), 1, false)
     }
 
-    /// A GPU on which no room can be made for a client and its gang, as things are.
+    /// Returns a GPU on which no room can be made for a client and its gang, as things are.
     pub(crate) fn no_room_for(&self, client: &Client) -> Option<&Gpu> {
         let unit = self.unit_of(client);
         let mut gpus = self.each_gpu_of(&unit).filter_map(|uuid| self.gpu(uuid));
         gpus.find(|gpu| !self.fits_alone(gpu, &unit))
     }
 
-    /// The UUID of such a GPU.
+    /// Returns the UUID of a GPU on which no room can be made for a client and its gang.
     pub(crate) fn gpu_without_room_for(&self, id: ClientId) -> Option<GpuUuid> {
         self.no_room_for(self.client(id)?).map(|gpu| gpu.uuid)
     }
 
-    /// The reason why no room can be made for a client on a GPU, for the log. None while a process that has just ended still
-    /// frees its memory.
+    /// Returns the reason why no room can be made for a client on a GPU, for the log. Returns `None` while a
+    /// process that has just ended still frees its memory.
     pub(crate) fn why_no_room(&self, gpu: &Gpu, client: &Client) -> Option<String> {
         let uuid = gpu.uuid;
         let (demand, capacity) = (gpu.demand_of(&self.unit_of(client)), self.capacity(gpu, client.id));

@@ -51,7 +51,7 @@ struct Held {
 }
 
 impl State {
-    /// Splits the clients that stay on a GPU for a waiter.
+    /// Splits the clients that stay on a GPU by whether they fit it together with a waiter.
     pub(crate) fn split_for(&self, gpu: &Gpu, unit: &Unit) -> Split {
         let (kept, leavers) = self.keep_what_fits(gpu, Some(unit), self.staying_by_turn(gpu));
         Split { gpu: gpu.uuid, kept, leavers: self.with_their_gangs(leavers) }
@@ -108,7 +108,7 @@ impl State {
         Some(ends)
     }
 
-    /// The first waiter besides a unit that is not interactive.
+    /// Returns the first waiter, besides a unit, that is not interactive.
     fn first_in_turn(&self, gpu: &Gpu, unit: &Unit) -> Option<Unit> {
         let others = gpu.waiting().map(|place| place.client).filter(|id| !unit.contains(id));
         others.map(|id| self.unit(id)).find(|unit| !is_short(self, unit))
@@ -146,7 +146,7 @@ impl State {
         })
     }
 
-    /// The length of a turn that ends for a waiter, for which `to_move` bytes have to move.
+    /// Returns the length of a turn that ends for a waiter, for which `to_move` bytes have to move.
     pub(crate) fn quantum(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
         if to_move == 0 && gpu.shares.are_unequal() {
             return slices::length(gpu.cost.gap.mean());
@@ -158,7 +158,8 @@ impl State {
         quantum::auto(target, self.cost_of_moving(gpu, unit, to_move), gpu.shares.long())
     }
 
-    /// The time of a hand-over to a unit: as measured on average, else estimated from the bytes to move.
+    /// Returns the time of a hand-over to a unit: as measured on average, else estimated from the bytes to
+    /// move.
     pub(crate) fn hand_over_cost(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
         let costs = self.accounts_on(gpu, unit).filter_map(|account| account.cost.gap.mean());
         costs.max().unwrap_or_else(|| gpu.rates.there_and_back(to_move))
@@ -168,14 +169,14 @@ impl State {
         unit.on(gpu.uuid).iter().filter_map(|&id| self.account(id, gpu.uuid))
     }
 
-    /// The same for as many bytes as have to move now.
+    /// Returns the hand-over cost for as many bytes as have to move now.
     fn cost_of_moving(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
         let apart = gpu.rates.there_and_back(to_move);
         let costs = self.accounts_on(gpu, unit).filter_map(|account| account.cost_of_moving(to_move, apart));
         costs.max().unwrap_or(apart)
     }
 
-    /// The same as [`State::quantum`], and longer while switching has cost more than it may.
+    /// Returns the same as [`State::quantum`], and longer while switching has cost more than it may.
     fn owed_quantum(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
         let quantum = self.quantum(gpu, unit, to_move);
         let (Rule::Auto(target), Some(started), 1..) = (gpu.rule, gpu.turn.started(), to_move) else {

@@ -1,4 +1,4 @@
-//! What binds a client though nobody waits: an enforced compute limit, a pause, and that its process is stopped.
+//! Limits that bind a client though nobody waits: an enforced compute limit, a pause, and a stopped process.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use crate::state::client::{Client, ClientId};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 
-/// When a client that holds a GPU has to leave because of its limit or a pause, or `None` if it may stay.
+/// Returns when a client that holds a GPU has to leave because of its limit or a pause, or `None` if it may
+/// stay.
 pub(crate) fn leaves_at(gpu: &Gpu, client: &Client) -> Option<Time> {
     let runs = client.phase().is_running_or_draining();
     let pace = if runs { gpu.shares.ends_at(client.job, expected_drain(client, gpu.uuid)) } else { None };
@@ -19,7 +20,7 @@ pub(crate) fn leaves_at(gpu: &Gpu, client: &Client) -> Option<Time> {
 }
 
 impl State {
-    /// When compute limits let all of a unit run on all of its GPUs, or `None` if at once.
+    /// Returns when compute limits let all of a unit run on all of its GPUs, or `None` if at once.
     pub(crate) fn paced_until(&self, unit: &Unit) -> Option<Time> {
         let begin = |client: &Client, uuid: &GpuUuid| {
             self.gpu(*uuid)?.shares.begins_at(client.job, expected_drain(client, *uuid))
@@ -36,7 +37,8 @@ impl State {
         client.paused || gpus.any(|gpu| gpu.shares.paced().contains(&client.job))
     }
 
-    /// Clients whose processes may be stopped to the harm of others, and those that are: the caller looks at them now and then.
+    /// Returns the clients whose processes are stopped, or may be stopped to the harm of others. The caller
+    /// looks at them now and then.
     pub(crate) fn suspects(&self) -> Vec<ClientId> {
         let is_wanted =
             |gpu: &&Gpu| gpu.ledger.count_waiting() + gpu.ledger.next().len() + gpu.ledger.needy().len() > 0;
@@ -52,7 +54,7 @@ impl State {
     }
 }
 
-/// How long a client's drain takes on a GPU, as far as is known.
+/// Returns how long a client's drain takes on a GPU, as far as is known.
 fn expected_drain(client: &Client, uuid: GpuUuid) -> Duration {
     client.accounts.get(&uuid).and_then(|account| account.cost.drain.mean()).unwrap_or_default()
 }

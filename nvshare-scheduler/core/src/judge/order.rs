@@ -9,7 +9,7 @@ use crate::state::gpu::Gpu;
 use crate::state::place::Place;
 
 impl State {
-    /// A client's place in the order of turns on a GPU, as it is now.
+    /// Returns a client's place in the order of turns on a GPU, as it is now.
     pub(crate) fn place_now(&self, gpu: &Gpu, client: &Client) -> Place {
         let time = if client.uses_several() {
             gpu.shares.clock() + self.lead_on_all(client)
@@ -20,13 +20,13 @@ impl State {
         Place { time, since: client.waiting_since, client: client.id }
     }
 
-    /// A client's place in a GPU's queue; that of a client which is not in it, as it is now.
+    /// Returns a client's place in a GPU's queue; that of a client which is not in it, as it is now.
     pub(crate) fn place_on(&self, gpu: &Gpu, client: &Client) -> Place {
         let place = gpu.ledger.place_of(gpu.shares.clock(), client.id);
         place.unwrap_or_else(|| self.place_now(gpu, client))
     }
 
-    /// Clients in the order of their turn on a GPU.
+    /// Returns the clients in the order of their turn on a GPU.
     pub(crate) fn by_turn(&self, gpu: &Gpu, ids: impl Iterator<Item = ClientId>) -> Vec<ClientId> {
         let ids: Vec<ClientId> = ids.collect();
         if ids.len() < 2 {

@@ -26,7 +26,8 @@ pub(crate) struct Evictions {
 }
 
 impl State {
-    /// Bytes of a GPU's free room that are reserved before a unit that is next, or parked, may take any.
+    /// Returns the bytes of a GPU's free room that are reserved before a unit that is next, or parked, may
+    /// take any.
     pub(crate) fn reserved_before(&self, gpu: &Gpu, unit: &Unit) -> u64 {
         let entries = unit.on(gpu.uuid).iter().filter_map(|&id| gpu.ledger.entry(id));
         let own = entries.filter(|entry| entry.standing == Standing::Next).map(|entry| entry.place).min();
@@ -35,7 +36,7 @@ impl State {
         deficits.fold(self.needed_by_holders(gpu), u64::saturating_add)
     }
 
-    /// Bytes that allocations of the GPU's holders wait for.
+    /// Returns the bytes that allocations of the GPU's holders wait for.
     pub(crate) fn needed_by_holders(&self, gpu: &Gpu) -> u64 {
         let needs = gpu.ledger.needy().iter().filter_map(|&other| {
             let holds = gpu.ledger.entry(other).is_some_and(|entry| entry.standing.holds());
@@ -45,7 +46,7 @@ impl State {
         needs.fold(0, u64::saturating_add)
     }
 
-    /// Bytes of room that a client gets with a grant: what it lacks, and some to spare.
+    /// Returns the bytes of room that a client gets with a grant: what it lacks, and some to spare.
     pub(crate) fn room_to_grant(&self, gpu: &Gpu, id: ClientId) -> u64 {
         let deficit = gpu.deficit(id);
         deficit + spare(gpu, self.free(gpu, id).saturating_sub(deficit), id)
@@ -75,7 +76,7 @@ impl State {
         Evictions { orders, suffice: possible >= missing, clients_seen: candidates.len() as u64 }
     }
 
-    /// What a client could give back.
+    /// Returns the memory that a client could give back, as a candidate for an eviction.
     fn candidate(&self, gpu: &Gpu, client: &Client, entry: &Entry) -> Option<Candidate> {
         let account = client.accounts.get(&gpu.uuid)?;
         // A client that holds the lock needs the room for all that it has allocated.
@@ -87,7 +88,7 @@ impl State {
         Some(Candidate { id: client.id, unused, movable, next_turn: self.next_turn(gpu, client) })
     }
 
-    /// When a client needs its memory on a GPU again, as far as that is known.
+    /// Returns when a client needs its memory on a GPU again, as far as that is known.
     fn next_turn(&self, gpu: &Gpu, client: &Client) -> NextTurn {
         if client.waits() {
             let Place { time, since, .. } = self.place_on(gpu, client);
@@ -99,7 +100,7 @@ impl State {
     }
 }
 
-/// Bytes of room that a client gets beyond what it asks for: none while others wait.
+/// Returns the bytes of room that a client gets beyond what it asks for: none while others wait.
 pub(crate) fn spare(gpu: &Gpu, free: u64, id: ClientId) -> u64 {
     let own = gpu.ledger.entry(id).map(|entry| entry.standing);
     let own = usize::from(matches!(own, Some(Standing::Waits | Standing::Next)));
@@ -107,7 +108,7 @@ pub(crate) fn spare(gpu: &Gpu, free: u64, id: ClientId) -> u64 {
     if has_others { 0 } else { SPARE_ROOM.min(free / 4) }
 }
 
-/// The first client that is next, behind a place.
+/// Returns the first client that is next, behind a place.
 pub(crate) fn next_behind(gpu: &Gpu, at: Option<Place>) -> Option<Place> {
     let next = gpu.ledger.next();
     match at {

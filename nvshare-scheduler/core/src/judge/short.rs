@@ -44,7 +44,8 @@ impl LongWork {
         self.has_interactive |= client.is_interactive();
     }
 
-    /// When they give way to short work. `None`: in its turn, and where nobody has said what switching may cost.
+    /// Returns when they give way to short work. Returns `None` if they do so in its turn, or where nobody
+    /// has said what switching may cost.
     pub(crate) fn gives_way_at(&self, state: &State, gpu: &Gpu, unit: &Unit, cost: Duration) -> Option<Time> {
         let Rule::Auto(target) = gpu.rule else { return None };
         if !self.runs || self.has_interactive || !is_short(state, unit) {

@@ -1,4 +1,4 @@
-//! What is to become of a waiter: how it stands on all of its GPUs, and what follows on one of them.
+//! The verdict on a waiter: how it stands on all of its GPUs, and what follows on one of them.
 //!
 //! A client of several GPUs is judged once in a round of looks, and the look at each of them uses its [`Case`]. A case holds to
 //! the end of its round, as long as nothing changes on its GPUs; after a change it is judged anew.
@@ -77,7 +77,7 @@ impl Head {
     }
 }
 
-/// What is to become of a waiter, as the look at one GPU sees it.
+/// The verdict on a waiter, as the look at one GPU sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Verdict {
     /// It must wait as things are.
@@ -128,7 +128,7 @@ impl State {
         })
     }
 
-    /// What is to become of a waiter, as the look at one GPU sees it.
+    /// Judges a waiter, as the look at one GPU sees it.
     pub(crate) fn judge(&self, gpu: &Gpu, client: &Client, case: &Case, head: Option<&Head>) -> Verdict {
         if case.is_hopeless {
             return Verdict::Hopeless;
@@ -155,12 +155,12 @@ impl State {
         holders.any(|client| client.stubborn_until.is_some())
     }
 
-    /// The head of a GPU's queue, beside the clients that keep running when it comes.
+    /// Returns the head of a GPU's queue, beside the clients that keep running when it comes.
     pub(crate) fn head(&self, gpu: &Gpu, unit: &Unit) -> Head {
         head_beside(gpu, unit, self.keep_what_fits(gpu, Some(unit), self.staying_by_turn(gpu)).0)
     }
 
-    /// True if even the smallest other waiter would delay the head and no waiter's job has the turn.
+    /// Whether even the smallest other waiter would delay the head and no waiter's job has the turn.
     pub(crate) fn would_everybody_delay(&self, gpu: &Gpu, head: &Head) -> bool {
         let would_delay = |least| self.demand_would_delay(gpu, u128::from(least), head, gpu.capacity);
         gpu.ledger.least_waiting_demand().is_none_or(|least| {
@@ -208,7 +208,7 @@ impl State {
     }
 }
 
-/// The head of a GPU's queue, beside the clients that keep running when it comes, with it.
+/// Returns the head of a GPU's queue, beside the clients that keep running when it comes, with it.
 pub(crate) fn head_beside(gpu: &Gpu, unit: &Unit, kept: Group) -> Head {
     let demand = gpu.demand_of(unit);
     Head { demand, stays: kept.demand - demand + gpu.ledger.pinned_beside(kept) }

@@ -38,7 +38,7 @@ pub(crate) struct Asks {
     pub(crate) most_ahead: Duration,
 }
 
-/// The time at which short work may have the GPU before its turn, or `None` if it waits for its turn.
+/// Returns the time at which short work may have the GPU before its turn, or `None` if it waits for its turn.
 #[must_use]
 pub(crate) fn earliest(asks: &Asks) -> Option<Duration> {
     let most = i64::try_from(asks.most_ahead.as_nanos()).unwrap_or(i64::MAX);

@@ -16,7 +16,8 @@ pub(crate) struct Terms {
     pub(crate) forced: bool,
 }
 
-/// The weights by which time is shared, in the order of the jobs. Their sum is the sum of the jobs' own weights.
+/// Returns the weights by which time is shared, in the order of the jobs. Their sum is the sum of the jobs'
+/// own weights.
 #[must_use]
 pub(crate) fn weights(jobs: &[Terms]) -> Vec<u64> {
     let all: f64 = jobs.iter().map(|job| job.weight as f64).sum();

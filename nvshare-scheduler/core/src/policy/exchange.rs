@@ -43,7 +43,8 @@ impl Exchange {
         }
     }
 
-    /// Bytes of room that the client that is next gets now. `free` is free for it, and it lacks `deficit`. 0: none.
+    /// Returns the bytes of room that the client that is next gets now. `free` is free for it, and it lacks
+    /// `deficit`. 0: none.
     #[must_use]
     pub(crate) fn piece(self, memory: MemoryMode, free: u64, deficit: u64) -> u64 {
         if self.serves(memory) && free >= ROOM_PIECE { free.min(deficit) } else { 0 }

@@ -4,7 +4,8 @@
 //! tie. A client that uses several GPUs at once counts as far behind as on the GPU where it is least behind.
 //! On a crowded GPU it gets its share, and the other GPUs give it no more than that.
 
-/// How far a client that uses several GPUs at once is ahead of their clocks. Positive: ahead; negative: behind.
+/// Returns how far a client that uses several GPUs at once is ahead of their clocks. Positive: ahead;
+/// negative: behind.
 #[must_use]
 pub(crate) fn lead_on_all(lead_on_each: impl Iterator<Item = i64>) -> i64 {
     lead_on_each.max().unwrap_or(0)

@@ -36,7 +36,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// The pace of a job that may hold the GPU for `percent` of the time, and has not held it lately.
+    /// Returns the pace of a job that may hold the GPU for `percent` of the time, and has not held it lately.
     #[must_use]
     pub(crate) fn new(percent: u8, now: Duration) -> Self {
         let mut pace = Self { percent: i64::from(percent.clamp(1, 100)), credit: 0, at: now };
@@ -64,7 +64,7 @@ impl Pace {
         self.credit = credit.clamp(-MOST_DEBT * 100, most);
     }
 
-    /// When a job that does not hold the GPU may hold it again.
+    /// Returns when a job that does not hold the GPU may hold it again.
     #[must_use]
     pub(crate) fn begins_at(&self) -> Duration {
         let lacks = self.enough() - self.credit;
@@ -82,7 +82,7 @@ impl Pace {
         (rate > 0).then(|| self.at + Duration::from_nanos(left.div_ceil(rate.unsigned_abs())))
     }
 
-    /// Credit for a whole spell: the amount that it uses up beyond what it earns meanwhile.
+    /// Returns the credit for a whole spell: the amount that it uses up beyond what it earns meanwhile.
     fn enough(&self) -> i64 {
         let second = 1_000_000_000;
         let period = nanos(PERIOD).max(nanos(SHORTEST) * 100 / self.percent).min(second);
@@ -100,7 +100,8 @@ mod tests {
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
-    /// Time that a job holds the GPU in ten seconds, if it holds it whenever it may and leaves `late` each time.
+    /// Returns the time that a job holds the GPU in ten seconds, if it holds it whenever it may and leaves
+    /// `late` each time.
     fn held(pace: &mut Pace, begin: Duration, late: Duration) -> Duration {
         let (mut now, mut held) = (begin, Duration::ZERO);
         while now < begin + MS(10_000) {

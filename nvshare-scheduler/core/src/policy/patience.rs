@@ -16,8 +16,9 @@ pub(crate) fn drain_patience(deferrals: u32) -> Duration {
     Duration::from_millis(200) * 2u32.pow(deferrals.min(8))
 }
 
-/// How long after a drain was deferred it is tried again. The wait is stretched by up to one patience, by an amount derived from
-/// the current time. Otherwise a program that cannot drain at one point of its cycle could be asked at that same point each time.
+/// Returns how long after its deferral a drain is tried again. The wait is stretched by up to one patience,
+/// by an amount derived from the current time. Otherwise a program that cannot drain at one point of its
+/// cycle could be asked at that same point each time.
 pub(crate) fn retry_after(deferrals: u32, now: Duration) -> Duration {
     /// 2⁶⁴ divided by the golden ratio: every digit of a factor changes the upper digits of the product.
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -28,8 +29,9 @@ pub(crate) fn retry_after(deferrals: u32, now: Duration) -> Duration {
 /// How long until EVICT is sent again to a client that did not answer, or that kept failing to give memory back.
 pub(crate) const EVICT_RETRY: Duration = Duration::from_secs(10);
 
-/// How long after `failures` evictions in a row that left memory where it was the next one is tried. The reason of the first may be
-/// over soon: memory whose context is being ended, a piece that the program is just using.
+/// Returns how long the next eviction waits after `failures` in a row that left memory where it was. The
+/// reason of the first may be over soon: memory whose context is being ended, a piece that the program is
+/// just using.
 pub(crate) fn evict_again_after(failures: u32) -> Duration {
     (Duration::from_millis(125) * 2u32.pow(failures.min(8))).min(EVICT_RETRY)
 }

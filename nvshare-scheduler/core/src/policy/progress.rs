@@ -72,7 +72,8 @@ pub(crate) fn slice(jobs: usize, first: bool) -> Duration {
     (ROUND / jobs).clamp(slices::LONGEST, SLICE)
 }
 
-/// The progress of a set, of the rate side by side and the rate alone of each job, or `None` if that says nothing.
+/// Returns the progress of a set, of the rate side by side and the rate alone of each job, or `None` if that
+/// says nothing.
 #[must_use]
 pub(crate) fn progress(rates: impl Iterator<Item = (f64, f64)>) -> Option<f64> {
     let parts: Vec<f64> = rates.map(|(beside, alone)| beside / alone).collect();
@@ -80,7 +81,7 @@ pub(crate) fn progress(rates: impl Iterator<Item = (f64, f64)>) -> Option<f64> {
     (parts.len() > 1 && parts.iter().all(|part| part.is_finite()) && sum > 0.0).then_some(sum)
 }
 
-/// What the sums of a trial say.
+/// The finding that follows from the sums of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finding {
     /// Turns get more done.
@@ -91,7 +92,7 @@ pub(crate) enum Finding {
     Unknown,
 }
 
-/// What the sums of a trial's rounds say, the first one first.
+/// Returns the finding that follows from the sums of a trial's rounds, the first one first.
 #[must_use]
 pub(crate) fn finding(sums: &[f64]) -> Finding {
     let less = sums.iter().filter(|&&sum| sum < LESS).count();
@@ -113,7 +114,7 @@ pub(crate) fn is_outlier(before: &[f64]) -> bool {
     !before.is_empty() && before.iter().all(|&sum| sum < LESS)
 }
 
-/// What a check of turns says.
+/// Returns the finding of a check of turns.
 #[must_use]
 pub(crate) fn still(sum: f64, doubted: bool) -> Finding {
     if sum > CLEARLY || sum > 1.0 && doubted {
@@ -125,32 +126,32 @@ pub(crate) fn still(sum: f64, doubted: bool) -> Finding {
     }
 }
 
-/// The time that turns of this length lost, against running side by side.
+/// Returns the time that turns of this length lost, against running side by side.
 #[must_use]
 pub(crate) fn loss(sum: f64, took: Duration) -> Duration {
     took.mul_f64((1.0 - 1.0 / sum.max(1.0)).clamp(0.0, 1.0))
 }
 
-/// The most that the first round of `jobs` may lose: while one works, the others wait.
+/// Returns the most that the first round of `jobs` may lose: while one works, the others wait.
 #[must_use]
 pub(crate) fn first_round_costs(jobs: usize) -> Duration {
     let others = u32::try_from(jobs.saturating_sub(1)).unwrap_or(u32::MAX);
     (slice(jobs, true) + DRAIN).saturating_mul(others)
 }
 
-/// How long a set has to last before it may have lost this much.
+/// Returns how long a set has to last before it may have lost this much.
 #[must_use]
 pub(crate) fn pays_for(lost: Duration) -> Duration {
     lost.mul_f64(1.0 / MAY_COST)
 }
 
-/// How long after the last of `failures` trials in a row that showed nothing the next one comes.
+/// Returns how long the next trial waits after the last of `failures` in a row that showed nothing.
 #[must_use]
 pub(crate) fn retry(failures: u32) -> Duration {
     RETRY.saturating_mul(1 << failures.saturating_sub(1).min(8)).min(RETRY_AT_MOST)
 }
 
-/// How long after the last of `looks` at a set that did nothing it is counted again.
+/// Returns how long the next count of a set waits after the last of `looks` at which it did nothing.
 #[must_use]
 pub(crate) fn quiet(looks: u32) -> Duration {
     QUIET.saturating_mul(1 << looks.saturating_sub(1).min(8)).min(RETRY_AT_MOST)

@@ -20,7 +20,7 @@ pub struct Auto {
     pub max_wait: Duration,
 }
 
-/// The quantum. `cost`: the time of one hand-over; `jobs`: how many jobs take turns.
+/// Returns the quantum. `cost`: the time of one hand-over; `jobs`: how many jobs take turns.
 #[must_use]
 pub(crate) fn auto(target: Auto, cost: Duration, jobs: usize) -> Duration {
     let part = f64::from(target.overhead_ppm.clamp(1000, 900_000)) / 1e6;

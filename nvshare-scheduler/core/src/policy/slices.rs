@@ -21,26 +21,26 @@ pub(crate) fn are_asked_for(jobs: usize, weights: usize, limited: usize) -> bool
     jobs > 1 && (weights > 1 || limited > 0)
 }
 
-/// The length of a slice. `cost`: the time of a hand-over that moves no memory.
+/// Returns the length of a slice. `cost`: the time of a hand-over that moves no memory.
 #[must_use]
 pub(crate) fn length(cost: Option<Duration>) -> Duration {
     (cost.unwrap_or_default() * TIMES_THE_COST).clamp(SHORTEST, LONGEST)
 }
 
-/// How many turns of a waiter of this weight are worth one of a holder of that weight, rounded up.
+/// Returns how many turns of a waiter of this weight are worth one of a holder of that weight, rounded up.
 #[must_use]
 pub(crate) fn ratio(holder: u64, waiter: u64) -> u32 {
     holder.div_ceil(waiter.max(1)).min(u64::from(MOST)) as u32
 }
 
-/// Most quanta that a turn lasts when a holder is behind a waiter, by their [`ratio`].
+/// Returns the most quanta that a turn lasts when a holder is behind a waiter, by their [`ratio`].
 #[must_use]
 pub(crate) fn most_quanta(ratio: u32, usual: u32) -> u32 {
     usual.max(ratio.saturating_add(1))
 }
 
-/// How much longer than its quanta that turn lasts at most, where a turn of the waiter counts for `each` more than a quantum. It
-/// stays within [`MOST`] quanta.
+/// Returns how much longer than its quanta that turn lasts at most, where a turn of the waiter counts for
+/// `each` more than a quantum. It stays within [`MOST`] quanta.
 #[must_use]
 pub(crate) fn beyond(ratio: u32, quantum: Duration, each: Duration) -> Duration {
     each.saturating_mul(ratio).min(quantum.saturating_mul(MOST.saturating_sub(ratio)))

@@ -12,7 +12,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-/// What is known of a client's next turn.
+/// A client's next turn, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NextTurn {
     /// The client sleeps, and nobody knows when it asks again.
@@ -58,7 +58,7 @@ impl Candidate {
     }
 }
 
-/// The clients to ask, and bytes of each, so that `needed` bytes become free, or as many as possible.
+/// Returns the clients to ask, and bytes of each, so that `needed` bytes become free, or as many as possible.
 #[must_use]
 pub(crate) fn choose(needed: u64, candidates: &[Candidate]) -> Vec<(u64, u64)> {
     let mut order: Vec<&Candidate> = candidates.iter().collect();

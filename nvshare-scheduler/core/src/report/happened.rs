@@ -44,7 +44,7 @@ impl Glance {
     }
 }
 
-/// The event for a change of a client's phase, and how long the phase before it took.
+/// Returns the event for a change of a client's phase, and how long the phase before it took.
 fn phase_changed(before: Phase, after: Phase, now: Time) -> Option<(EventKind, Option<Duration>)> {
     if discriminant(&before) == discriminant(&after) {
         return None;
@@ -69,7 +69,7 @@ fn phase_changed(before: Phase, after: Phase, now: Time) -> Option<(EventKind, O
     })
 }
 
-/// The events for a change of an account: kind, bytes, and how long the step took.
+/// Returns the events for a change of an account: kind, bytes, and how long the step took.
 fn account_changed(
     before: &Account,
     after: &Account,

@@ -16,7 +16,7 @@ use crate::state::{client::ClientId, cost::HandOverCosts};
 const GONE_KEPT: usize = 32;
 
 impl State {
-    /// The status of the scheduler itself, in whose process `pid` the core runs.
+    /// Returns the status of the scheduler itself, in whose process `pid` the core runs.
     pub(crate) fn status(&self, now: Time, pid: u32) -> SchedulerStatus {
         SchedulerStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -29,7 +29,7 @@ impl State {
         }
     }
 
-    /// A row for each GPU.
+    /// Returns a row for each GPU.
     pub(crate) fn gpu_status(&self) -> Vec<GpuStatus> {
         let row = |gpu: &Gpu| {
             let sums = gpu.ledger.sums();
@@ -61,7 +61,7 @@ impl State {
         self.gpus().map(row).collect()
     }
 
-    /// The cost of hand-overs on a GPU, or of one client on it, as far as it is known.
+    /// Returns the cost of hand-overs on a GPU, or of one client on it, as far as it is known.
     #[cfg(feature = "test-api")]
     pub(crate) fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<HandOverCosts> {
         match of {
@@ -98,7 +98,7 @@ impl State {
         }
     }
 
-    /// The GPUs that clients use.
+    /// Returns the GPUs that clients use.
     pub(crate) fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
         let used = |gpu: &Gpu| gpu.ledger.entries().any(|(id, _)| self.client(id).is_some());
         self.gpus().filter(|gpu| used(gpu)).map(|gpu| gpu.uuid).collect()
@@ -112,8 +112,8 @@ impl State {
 }
 
 impl Report {
-    /// A row for each client, for each process that has left and still has memory, and for the last few that are gone. Times
-    /// are counted up to `now`.
+    /// Returns a row for each client, for each departed process that still has memory, and for the last few
+    /// clients that are gone. Times are counted up to `now`.
     pub(crate) fn client_status_at(&self, state: &State, now: Time) -> Vec<ClientStatus> {
         let mut rows: BTreeMap<_, _> = self.gone.iter().map(|row| (row.client, row.clone())).collect();
         for (&id, departed) in state.gpus().flat_map(|gpu| &gpu.departed) {

@@ -11,7 +11,7 @@ use crate::report::Report;
 use crate::state::State;
 use crate::state::client::ClientId;
 
-/// What a warning is about.
+/// The topic of a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Topic {
     /// Memory that was asked for has not left.

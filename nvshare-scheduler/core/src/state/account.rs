@@ -106,7 +106,7 @@ pub(crate) struct Rates {
 }
 
 impl Default for Rates {
-    /// Until measured: the rates of managed memory over PCIe 3.
+    /// Returns the rates until they are measured: those of managed memory over PCIe 3.
     fn default() -> Self {
         Self { evict: 4e9, restore: 8e9 }
     }
@@ -116,7 +116,7 @@ impl Default for Rates {
 const POSSIBLE: (f64, f64) = (1e8, 1e13);
 
 impl Rates {
-    /// How long it takes to move this many bytes out and as many in.
+    /// Returns how long it takes to move this many bytes out and as many in.
     pub(crate) fn there_and_back(self, bytes: u64) -> Duration {
         let bytes = bytes as f64;
         Duration::try_from_secs_f64(bytes / self.evict + bytes / self.restore).unwrap_or(Duration::MAX)
@@ -156,20 +156,21 @@ impl Account {
         account
     }
 
-    /// The time of a hand-over for which `to_move` bytes have to leave, or `None` if there was none yet. `apart`: how long these bytes
-    /// take out, and then as many in. A small hand-over may have taken long for another reason.
+    /// Returns the time of a hand-over for which `to_move` bytes have to leave, or `None` if there was none
+    /// yet. `apart`: how long these bytes take out, and then as many in. A small hand-over may have taken
+    /// long for another reason.
     pub(crate) fn cost_of_moving(&self, to_move: u64, apart: Duration) -> Option<Duration> {
         let mean = self.cost.gap.mean()?;
         let by_bytes = self.move_cost.estimate(to_move).filter(|_| to_move > 0);
         Some(by_bytes.map_or(mean, |cost| cost.min(mean.max(apart))))
     }
 
-    /// Bytes that cannot be moved while the client does not run.
+    /// Returns the bytes that cannot be moved while the client does not run.
     pub(crate) fn pinned(&self, memory: MemoryMode) -> u64 {
         if memory == MemoryMode::Off { self.room } else { self.staying() }
     }
 
-    /// Bytes of the room that it is useless to ask for at present.
+    /// Returns the bytes of the room that it is useless to ask for at present.
     pub(crate) fn staying(&self) -> u64 {
         self.stays.map_or(0, |stays| stays.bytes.min(self.room))
     }
@@ -229,13 +230,13 @@ impl Account {
         unseen
     }
 
-    /// Bytes of the client's contexts and modules. Bytes seen only once may be an allocation that the client has not
-    /// reported yet.
+    /// Returns the bytes of the client's contexts and modules. Bytes seen only once may be an allocation that
+    /// the client has not reported yet.
     pub(crate) fn overhead(&self) -> u64 {
         self.beside[0].min(self.beside[1]).next_multiple_of(OVERHEAD_STEP)
     }
 
-    /// Bytes that the client has allocated, or is about to allocate.
+    /// Returns the bytes that the client has allocated, or is about to allocate.
     pub(crate) fn wanted(&self) -> u64 {
         // An allocation that waits for room is a new one, or one that is absent and counted already.
         let needed = if self.needs > 0 { self.room.saturating_add(self.needs) } else { 0 };
@@ -243,13 +244,14 @@ impl Account {
         self.usage.allocated.max(needed).max(promised)
     }
 
-    /// Bytes that a client wants resident when it runs: all that it has allocated, at most what one client may have.
+    /// Returns the bytes that a client wants resident when it runs: all that it has allocated, at most what
+    /// one client may have.
     pub(crate) fn demand(&self, capacity: u64) -> u64 {
         // Room that does not come back is as good as used.
         self.wanted().max(self.staying()).min(capacity)
     }
 
-    /// Bytes on the card, as the client last reported.
+    /// Returns the bytes on the card, as the client last reported.
     pub(crate) fn resident(&self) -> u64 {
         self.usage.allocated.saturating_sub(self.usage.absent)
     }

@@ -1,4 +1,4 @@
-//! What is to be looked at again, and when.
+//! The GPUs and clients that are to be looked at again, and the times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;

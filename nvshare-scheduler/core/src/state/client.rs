@@ -294,12 +294,12 @@ impl Client {
         self.accounts.keys().copied().collect()
     }
 
-    /// Bytes that the client has allocated, on all of its GPUs.
+    /// Returns the bytes that the client has allocated, on all of its GPUs.
     pub(crate) fn allocated(&self) -> u64 {
         self.accounts.values().fold(0, |sum, account| sum.saturating_add(account.usage.allocated))
     }
 
-    /// Bytes that the client may have resident, on all of its GPUs.
+    /// Returns the bytes that the client may have resident, on all of its GPUs.
     pub(crate) fn room(&self) -> u64 {
         self.accounts.values().fold(0, |sum, account| sum.saturating_add(account.room))
     }
@@ -469,12 +469,12 @@ impl Client {
         }
     }
 
-    /// Bytes that the client restores under its grant.
+    /// Returns the bytes that the client restores under its grant.
     pub(crate) fn restores(&self) -> u64 {
         self.accounts.values().fold(0, |sum, account| sum.saturating_add(account.restores))
     }
 
-    /// Bytes of an account that the client cannot give back when asked.
+    /// Returns the bytes of an account that the client cannot give back when asked.
     pub(crate) fn pinned(&self, account: &Account) -> u64 {
         if self.stopped && !self.phase.is_running_or_draining() || self.phase.holds() && self.stuck {
             account.room

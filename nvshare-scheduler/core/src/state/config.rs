@@ -87,7 +87,7 @@ pub struct GpuConfig {
 }
 
 impl Config {
-    /// How the quantum of a GPU is chosen.
+    /// Returns how the quantum of a GPU is chosen.
     #[must_use]
     pub fn rule(&self, gpu: GpuUuid) -> Rule {
         let general = self.auto.map_or(Rule::Fixed(self.quantum), Rule::Auto);
@@ -114,8 +114,8 @@ impl Config {
         }
     }
 
-    /// Bytes of a GPU that clients may fill together, where that is a fixed number. A GPU with a reserve of its own has
-    /// none.
+    /// Returns the bytes of a GPU that clients may fill together, where that is a fixed number. A GPU with a
+    /// reserve of its own has none.
     #[must_use]
     pub fn fixed_memory(&self, gpu: GpuUuid) -> Option<u64> {
         let own = self.gpus.get(&gpu);
@@ -123,7 +123,7 @@ impl Config {
         own.and_then(|own| own.gpu_memory).or(general)
     }
 
-    /// Bytes of a GPU that clients may fill together: see [`capacity::usable`].
+    /// Returns the bytes of a GPU that clients may fill together: see [`capacity::usable`].
     pub(crate) fn usable(&self, gpu: GpuUuid, size: Size) -> u64 {
         let Size { available, overhead, largest } = size;
         if let Some(fixed) = self.fixed_memory(gpu) {

@@ -28,13 +28,13 @@ impl RecentMean {
     /// A new sample counts for one part in this many of the mean.
     const ONE_IN: u32 = 4;
 
-    /// The mean, or `None` if there is no sample yet.
+    /// Returns the mean, or `None` if there is no sample yet.
     #[must_use]
     pub fn mean(self) -> Option<Duration> {
         (self.samples > 0).then_some(self.mean)
     }
 
-    /// The number of samples.
+    /// Returns the number of samples.
     #[cfg(any(test, feature = "test-api"))]
     #[must_use]
     pub fn samples(self) -> u64 {
@@ -64,7 +64,8 @@ pub struct HandOverCosts {
 }
 
 impl HandOverCosts {
-    /// The larger of the usual drain and the part of a usual restore that exceeds the quantum: see `share.rs`.
+    /// Returns the larger of the usual drain and the part of a usual restore that exceeds the quantum: see
+    /// `share.rs`.
     pub(crate) fn overrun_allowance(&self, quantum: Duration) -> Duration {
         let drain = self.drain.mean().unwrap_or_default();
         drain.max(self.restore.mean().unwrap_or_default().saturating_sub(quantum))
@@ -87,8 +88,9 @@ impl MoveCost {
         self.bytes += (bytes as f64 - self.bytes) * part;
     }
 
-    /// The time of a hand-over for which `bytes` have to leave, or `None` if there is no sample. The programs' first hand-overs, while they
-    /// grow, move little: the mean of the times alone would be too short for several turns.
+    /// Returns the time of a hand-over for which `bytes` have to leave, or `None` if there is no sample. The
+    /// programs' first hand-overs, while they grow, move little. The mean of the times alone would be too
+    /// short for several turns.
     pub(crate) fn estimate(self, bytes: u64) -> Option<Duration> {
         let took = self.took * (bytes as f64 / self.bytes);
         (self.bytes > 0.0).then(|| Duration::try_from_secs_f64(took).unwrap_or(Duration::MAX))

@@ -60,7 +60,7 @@ impl Gpu {
     }
 }
 
-/// The entry of a process that has left.
+/// Returns the entry of a process that has left.
 fn entry(id: ClientId, bytes: u64, due: Option<Time>) -> Entry {
     Entry {
         standing: Standing::Departed,

@@ -41,8 +41,8 @@ impl State {
         Some(changed)
     }
 
-    /// Changes a client's account on one GPU. Returns what the change returns, and the account before and after it, or `None`
-    /// if the client is gone or does not use the GPU.
+    /// Changes a client's account on one GPU. Returns what the change returns, and the account before and
+    /// after it. Returns `None` if the client is gone or does not use the GPU.
     pub(crate) fn change_account<T>(
         &mut self,
         agenda: &mut Agenda,
@@ -166,7 +166,7 @@ impl State {
         }
     }
 
-    /// How far a client's job is ahead of the clock on each GPU that the client uses.
+    /// Returns how far a client's job is ahead of the clock on each GPU that the client uses.
     fn lead_on_each(&self, client: &Client) -> impl Iterator<Item = Virtual> {
         client.accounts.keys().filter_map(|uuid| {
             let shares = &self.gpus.get(uuid)?.shares;
@@ -174,7 +174,7 @@ impl State {
         })
     }
 
-    /// How far a client is ahead of the clock on the GPU where it is furthest ahead, of all that it uses, or its gang.
+    /// Returns how far a client is ahead of the clock on the GPU where it, or its gang, is furthest ahead.
     pub(crate) fn lead_on_all(&self, client: &Client) -> Virtual {
         let of_gang = client.gang.and_then(|gang| self.gangs.get(&gang));
         let known = of_gang.map_or(&client.lead, |members| &members.lead);
@@ -207,7 +207,7 @@ impl Stands {
         Self { standing, activity, job: state.takes_turns_as(client), several, lead }
     }
 
-    /// The client's entry on one GPU.
+    /// Returns the client's entry on one GPU.
     fn entry(self, client: &Client, account: &Account, gpu: &Gpu, config: &Config) -> Entry {
         let floats = self.several && self.standing == Standing::Waits;
         let time = match self.several {

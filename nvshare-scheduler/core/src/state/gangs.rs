@@ -99,7 +99,7 @@ impl Members {
         self.lead.forget();
     }
 
-    /// The GPUs of all members.
+    /// Returns the GPUs of all members.
     pub(crate) fn gpus(&self) -> impl Iterator<Item = GpuUuid> {
         self.roster.on.keys().copied()
     }
@@ -153,7 +153,7 @@ enum Mates {
 }
 
 impl Unit {
-    /// A client by itself.
+    /// Returns a client by itself.
     pub(crate) fn alone(id: ClientId) -> Self {
         Self(Mates::None([id]))
     }
@@ -164,7 +164,7 @@ impl Unit {
         self.iter().copied().next().unwrap_or_default()
     }
 
-    /// Those of the clients that may be on a GPU.
+    /// Returns those of the clients that may be on a GPU.
     pub(crate) fn on(&self, gpu: GpuUuid) -> &[ClientId] {
         match &self.0 {
             Mates::None(one) => one,
@@ -220,7 +220,7 @@ impl State {
 }
 
 impl State {
-    /// The clients that are granted together with a client.
+    /// Returns the clients that are granted together with a client.
     pub(crate) fn unit(&self, id: ClientId) -> Unit {
         self.clients.get(&id).map_or(Unit::alone(id), |client| self.unit_of(client))
     }
@@ -237,7 +237,7 @@ impl State {
         self.clients.get(&id)?.gang
     }
 
-    /// The GPUs of all members of a gang.
+    /// Returns the GPUs of all members of a gang.
     pub(crate) fn gpus_of_gang(&self, gang: GangId) -> impl Iterator<Item = GpuUuid> {
         self.gangs.get(&gang).into_iter().flat_map(Members::gpus)
     }
@@ -248,14 +248,15 @@ impl State {
         self.gangs.get(&self.gang_of(id)?)?.waits_until()
     }
 
-    /// The job as which a client takes its turn where jobs run one after the other. The members of a gang run
-    /// together, though each one's time is charged to its own job: two `nvshare-ctl run` may start one gang.
+    /// Returns the job as which a client takes its turn where jobs run one after the other. The members of a
+    /// gang run together, though each one's time is charged to its own job: two `nvshare-ctl run` may start
+    /// one gang.
     pub(crate) fn takes_turns_as(&self, client: &Client) -> Job {
         let gang = client.gang.and_then(|gang| self.gangs.get(&gang));
         gang.and_then(|members| members.job).unwrap_or(client.job)
     }
 
-    /// Clients, and all other members of their gangs.
+    /// Returns clients, and all other members of their gangs.
     pub(crate) fn with_their_gangs(&self, ids: Vec<ClientId>) -> Vec<ClientId> {
         if ids.iter().all(|&id| self.gang_of(id).is_none()) {
             return ids;
@@ -272,7 +273,7 @@ impl State {
         all.into_iter().collect()
     }
 
-    /// The GPUs that a unit uses, each once.
+    /// Returns the GPUs that a unit uses, each once.
     pub(crate) fn gpus_of(&self, unit: &Unit) -> Vec<GpuUuid> {
         self.each_gpu_of(unit).collect()
     }
@@ -287,7 +288,7 @@ impl State {
         own.chain(gang.into_iter().flat_map(|roster| roster.on.keys())).copied()
     }
 
-    /// The GPUs of a unit's clients that do not have the lock, each once and in order.
+    /// Returns the GPUs of a unit's clients that do not have the lock, each once and in order.
     pub(crate) fn gpus_wanted_by(&self, unit: &Unit) -> Vec<GpuUuid> {
         let parked = self.clients_of(unit).filter(|client| client.phase() == Phase::Parked);
         let mut gpus: Vec<GpuUuid> = parked.flat_map(|client| client.accounts.keys().copied()).collect();

@@ -112,7 +112,7 @@ const HEAD_START: Virtual = 1 << 60;
 const SWITCHES_KEPT: usize = 4096;
 
 impl Gpu {
-    /// When holders stop expecting another waiter, if none comes.
+    /// Returns when holders stop expecting another waiter, if none comes.
     pub(crate) fn lingers_until(&self) -> Option<Time> {
         self.last_waited_at.filter(|_| !self.has_waiter).map(|at| at + LINGERS)
     }
@@ -147,33 +147,33 @@ impl Gpu {
         }
     }
 
-    /// Bytes that a client lacks to have its whole demand resident.
+    /// Returns the bytes that a client lacks to have its whole demand resident.
     pub(crate) fn deficit(&self, id: ClientId) -> u64 {
         self.ledger.entry(id).map_or(0, Entry::deficit)
     }
 
-    /// Bytes that a client demands.
+    /// Returns the bytes that a client demands.
     pub(crate) fn demand(&self, id: ClientId) -> u128 {
         self.ledger.entry(id).map_or(0, |entry| u128::from(entry.demand))
     }
 
-    /// Bytes that a unit demands.
+    /// Returns the bytes that a unit demands.
     pub(crate) fn demand_of(&self, unit: &Unit) -> u128 {
         unit.on(self.uuid).iter().map(|&id| self.demand(id)).sum()
     }
 
-    /// A group, and the clients of a unit that are not in it yet.
+    /// Returns a group, and the clients of a unit that are not in it yet.
     pub(crate) fn with_unit(&self, group: Group, unit: &Unit, is_in: fn(Standing) -> bool) -> Group {
         let entries = unit.on(self.uuid).iter().filter_map(|&id| self.ledger.entry(id));
         entries.filter(|entry| !is_in(entry.standing)).fold(group, Group::with)
     }
 
-    /// Any client of a unit that has an entry here.
+    /// Returns any client of a unit that has an entry here.
     pub(crate) fn one_of(&self, unit: &Unit) -> Option<ClientId> {
         unit.on(self.uuid).iter().copied().find(|&id| self.ledger.entry(id).is_some())
     }
 
-    /// Clients that wait, in the order of turns.
+    /// Returns the clients that wait, in the order of turns.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Place> + '_ {
         self.ledger.waiting(self.shares.clock())
     }
@@ -183,7 +183,8 @@ impl Gpu {
         matches!(self.rule, Rule::Auto(_)) && (client.is_interactive() || self.turn.is_interrupted(client.id))
     }
 
-    /// How far its place in the order is before that of others whose job has had as much; in virtual time.
+    /// Returns how far the place of a client in the order is before that of others whose job has had as much;
+    /// in virtual time.
     pub(crate) fn head_start_of(&self, client: &Client) -> Virtual {
         let lead = self.shares.time(client.job).saturating_sub(self.shares.clock());
         let Rule::Auto(target) = self.rule else { return 0 };
@@ -210,7 +211,7 @@ impl Gpu {
         (self.last_waited_at.is_some() || self.trial.is_bounding()) && self.bounds_submissions(now)
     }
 
-    /// How much of what a job is behind, or ahead, is kept at most when it stops wanting the GPU.
+    /// Returns how much of what a job is behind, or ahead, is kept at most when it stops wanting the GPU.
     pub(crate) fn most_kept(&self) -> Duration {
         (self.quantum + self.longest_drain) * 2
     }
@@ -260,7 +261,7 @@ impl Gpu {
         self.switches.push_back(took);
     }
 
-    /// Count, median, 99th percentile and longest of the hand-overs kept, in microseconds.
+    /// Returns the count, median, 99th percentile and longest of the hand-overs kept, in microseconds.
     pub(crate) fn switch_summary(&self) -> [u64; 4] {
         let mut sorted: Vec<Duration> = self.switches.iter().copied().collect();
         sorted.sort_unstable();

@@ -88,7 +88,7 @@ impl Entry {
         self.standing == Standing::Leaves && !self.stuck
     }
 
-    /// Bytes that the client lacks to have its whole demand resident.
+    /// Returns the bytes that the client lacks to have its whole demand resident.
     pub(crate) fn deficit(&self) -> u64 {
         self.demand.saturating_sub(self.room)
     }
@@ -139,7 +139,7 @@ impl Group {
         self.pinned -= u128::from(entry.pinned);
     }
 
-    /// The group with one client more.
+    /// Returns the group with one client more.
     #[must_use]
     pub(crate) fn with(mut self, entry: &Entry) -> Self {
         self.count_in(entry);
@@ -386,12 +386,12 @@ impl Ledger {
         &self.holders
     }
 
-    /// Clients that are next, in the order of turns.
+    /// Returns the clients that are next, in the order of turns.
     pub(crate) fn next(&self) -> &BTreeSet<Place> {
         &self.next
     }
 
-    /// Clients that wait, in the order of turns. `clock`: that of the GPU.
+    /// Returns the clients that wait, in the order of turns. `clock`: that of the GPU.
     pub(crate) fn waiting(&self, clock: Virtual) -> impl Iterator<Item = Place> + '_ {
         let mut at = None;
         std::iter::from_fn(move || {
@@ -400,7 +400,7 @@ impl Ledger {
         })
     }
 
-    /// The first client that waits behind a place.
+    /// Returns the first client that waits behind a place.
     pub(crate) fn waiting_behind(&self, clock: Virtual, at: Option<Place>) -> Option<Place> {
         let first = |queue: &BTreeSet<Place>, at: Option<Place>| match at {
             Some(at) => queue.range((Bound::Excluded(at), Bound::Unbounded)).next().copied(),
@@ -411,12 +411,12 @@ impl Ledger {
         first(&self.waiting, at).into_iter().chain(floats).min()
     }
 
-    /// How many clients wait.
+    /// Returns how many clients wait.
     pub(crate) fn count_waiting(&self) -> usize {
         self.waiting.len() + self.floating.len()
     }
 
-    /// The place of a client that waits or is next.
+    /// Returns the place of a client that waits or is next.
     pub(crate) fn place_of(&self, clock: Virtual, id: ClientId) -> Option<Place> {
         let entry = self.entries.get(&id)?;
         match entry.standing {
@@ -431,7 +431,8 @@ impl Ledger {
         self.in_turn > 0
     }
 
-    /// The largest size of the GPU that a client states, and whether all state the same, or `None` if there are no clients.
+    /// Returns the largest size of the GPU that a client states, and whether all state the same, or `None` if
+    /// there are no clients.
     pub(crate) fn stated_size(&self) -> Option<(u64, bool)> {
         self.totals.keys().next_back().map(|&most| (most, self.totals.len() == 1))
     }
@@ -444,27 +445,27 @@ impl Ledger {
         &self.departed
     }
 
-    /// The smallest demand of the clients that wait, in bytes.
+    /// Returns the smallest demand of the clients that wait, in bytes.
     pub(crate) fn least_waiting_demand(&self) -> Option<u64> {
         self.waiting_demands.keys().next().copied()
     }
 
-    /// The smallest deficit of the clients that are next, in bytes.
+    /// Returns the smallest deficit of the clients that are next, in bytes.
     pub(crate) fn least_next_deficit(&self) -> Option<u64> {
         self.next_deficits.keys().next().copied()
     }
 
-    /// The first time at which something is overdue, and the client that it is about.
+    /// Returns the first time at which something is overdue, and the client that it is about.
     pub(crate) fn first_due(&self) -> Option<(Time, ClientId)> {
         self.due.first().copied()
     }
 
-    /// The clients about which something is overdue at this time.
+    /// Returns the clients about which something is overdue at this time.
     pub(crate) fn due_by(&self, now: Time) -> impl Iterator<Item = ClientId> {
         self.due.iter().take_while(move |(due, _)| *due <= now).map(|&(_, id)| id)
     }
 
-    /// Pinned bytes of all clients that are not in the group.
+    /// Returns the pinned bytes of all clients that are not in the group.
     pub(crate) fn pinned_beside(&self, group: Group) -> u128 {
         self.sums.pinned - group.pinned
     }
@@ -538,7 +539,7 @@ mod tests {
         )
     }
 
-    /// The sums of a group, by brute force.
+    /// Returns the sums of a group, by brute force.
     fn group(entries: &BTreeMap<ClientId, Entry>, which: impl Fn(Standing) -> bool) -> Group {
         let chosen: Vec<&Entry> = entries.values().filter(|e| which(e.standing)).collect();
         Group {

@@ -67,7 +67,7 @@ impl State {
         self.scheduling
     }
 
-    /// The time of the current event, or of the last one.
+    /// Returns the time of the current event, or of the last one.
     pub(crate) fn now(&self) -> Time {
         self.now
     }
@@ -81,7 +81,7 @@ impl State {
         self.now >= self.settled_at
     }
 
-    /// A client, or `None` if it is gone or never came.
+    /// Returns a client, or `None` if it is gone or never came.
     pub(crate) fn client(&self, id: ClientId) -> Option<&Client> {
         self.clients.get(&id)
     }
@@ -94,7 +94,7 @@ impl State {
         self.clients.keys().copied().collect()
     }
 
-    /// A GPU, or `None` if no client uses it and NVML has not measured it.
+    /// Returns a GPU, or `None` if no client uses it and NVML has not measured it.
     pub(crate) fn gpu(&self, uuid: GpuUuid) -> Option<&Gpu> {
         self.gpus.get(&uuid)
     }
@@ -131,12 +131,12 @@ impl State {
         self.clients.get(&id).map(|client| client.phase())
     }
 
-    /// Those of the clients that are there.
+    /// Returns those of the clients that are there.
     pub(crate) fn clients_of<'a>(&'a self, ids: &'a [ClientId]) -> impl Iterator<Item = &'a Client> {
         ids.iter().filter_map(|id| self.clients.get(id))
     }
 
-    /// Those of the GPUs that are known.
+    /// Returns those of the GPUs that are known.
     pub(crate) fn gpus_among<'a>(&'a self, uuids: &'a [GpuUuid]) -> impl Iterator<Item = &'a Gpu> {
         uuids.iter().filter_map(|uuid| self.gpus.get(uuid))
     }

@@ -19,7 +19,7 @@ pub(crate) struct Unanswered {
 }
 
 impl Client {
-    /// The first time at which [`Self::expire`] has something to do.
+    /// Returns the first time at which [`Self::expire`] has something to do.
     pub(crate) fn first_due(&self, account: &Account, grace: Duration) -> Option<Time> {
         let eviction = account.order.map(|order| order.since + grace);
         let promise = account.promised.map(|promise| promise.until);
@@ -52,7 +52,7 @@ impl Client {
         Unanswered { eviction, lock }
     }
 
-    /// When the client should have run under its grant, or have given the lock back.
+    /// Returns when the client should have run under its grant, or have given the lock back.
     fn lock_due(&self) -> Option<Time> {
         match self.phase() {
             Phase::Dropping { due, .. } | Phase::Granted { until: due, .. } if !self.stuck => Some(due),

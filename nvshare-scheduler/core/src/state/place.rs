@@ -19,7 +19,7 @@ impl Place {
         Self { time: 0, since: Time::ZERO, client }
     }
 
-    /// The absolute place of one that counts from the clock.
+    /// Returns the absolute place of one that counts from the clock.
     pub(in crate::state) fn to_absolute(self, clock: Virtual) -> Self {
         Self { time: self.time.saturating_add(clock), ..self }
     }

@@ -16,7 +16,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// The quantum until something is measured.
+    /// Returns the quantum until something is measured.
     pub(crate) fn initial_quantum(self) -> Duration {
         match self {
             Self::Fixed(quantum) => quantum,
@@ -24,7 +24,7 @@ impl Rule {
         }
     }
 
-    /// The rule as it is shown to administrators.
+    /// Returns the rule as it is shown to administrators.
     #[must_use]
     pub fn said(self) -> QuantumRule {
         match self {

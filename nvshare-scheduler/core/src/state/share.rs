@@ -95,20 +95,20 @@ impl Share {
         count(&mut self.long, old.long, new.long);
     }
 
-    /// The job's virtual time.
+    /// Returns the job's virtual time.
     pub(crate) fn time(&self, served: Served) -> Virtual {
         let (ran, restored) = self.turn(served);
         self.time_before_turn.saturating_add(to_virtual(ran.max(restored), self.weight))
     }
 
-    /// For how long the job has to go on until its virtual time is `time`, in nanoseconds of its own.
+    /// Returns for how long the job has to go on until its virtual time is `time`, in nanoseconds of its own.
     pub(crate) fn time_to_reach(&self, time: Virtual, served: Served) -> Nanos {
         let (ran, restored) = self.turn(served);
         let whole = to_real(time.saturating_sub(self.time_before_turn), self.weight);
         if whole > restored.max(ran) { whole - ran } else { 0 }
     }
 
-    /// How long the job has computed in its turn, and how long it had restored.
+    /// Returns how long the job has computed in its turn, and how long it had restored.
     fn turn(&self, served: Served) -> (Nanos, Nanos) {
         match (self.counted, self.holding) {
             (1.., _) => (self.ran.saturating_add(served.counted - self.counted_from.counted), self.restored),

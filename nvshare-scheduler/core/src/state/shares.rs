@@ -72,7 +72,7 @@ impl Shares {
         self.clock
     }
 
-    /// How many jobs hold the GPU.
+    /// Returns how many jobs hold the GPU.
     pub(crate) fn holding(&self) -> i64 {
         self.jobs_holding
     }
@@ -81,33 +81,33 @@ impl Shares {
         self.jobs.get(&job).is_some_and(|share| share.holding > 0)
     }
 
-    /// A job's virtual time; a job that is not known would start at the clock.
+    /// Returns a job's virtual time; a job that is not known would start at the clock.
     pub(crate) fn time(&self, job: Job) -> Virtual {
         self.jobs.get(&job).map_or(self.clock, |share| share.time(self.served))
     }
 
-    /// For how long a job that uses the GPU alone has to go on until its virtual time is this.
+    /// Returns for how long a job that uses the GPU alone has to go on until its virtual time is this.
     pub(crate) fn time_to_reach(&self, job: Job, time: Virtual) -> Duration {
         let nanos = self.jobs.get(&job).map_or(0, |share| share.time_to_reach(time, self.served));
         Duration::from_nanos(nanos.max(0).unsigned_abs())
     }
 
-    /// The weight by which a job's time is shared now.
+    /// Returns the weight by which a job's time is shared now.
     pub(crate) fn weight(&self, job: Job) -> u64 {
         self.jobs.get(&job).map_or(USUAL, |share| share.weight)
     }
 
-    /// How many jobs want the GPU.
+    /// Returns how many jobs want the GPU.
     pub(crate) fn active(&self) -> usize {
         self.active_by_weight.values().sum()
     }
 
-    /// How many jobs want the GPU for whole turns: they are not interactive.
+    /// Returns how many jobs want the GPU for whole turns: they are not interactive.
     pub(crate) fn long(&self) -> usize {
         self.long
     }
 
-    /// How many jobs want the GPU for short work alone.
+    /// Returns how many jobs want the GPU for short work alone.
     pub(crate) fn short(&self) -> usize {
         self.active().saturating_sub(self.long)
     }
@@ -117,7 +117,7 @@ impl Shares {
         slices::are_asked_for(self.active(), self.active_by_weight.len(), self.limited)
     }
 
-    /// Jobs whose limit is enforced.
+    /// Returns the jobs whose limit is enforced.
     pub(crate) fn paced(&self) -> &BTreeSet<Job> {
         &self.paced
     }
@@ -131,14 +131,14 @@ impl Shares {
         (!goes_on).then(|| pace.begins_at())
     }
 
-    /// When a job whose limit is enforced has to leave, if its drain takes this long, or `None` if it does not run. Restoring does
-    /// not count against the limit.
+    /// Returns when a job whose limit is enforced has to leave, if its drain takes this long, or `None` if it
+    /// does not run. Restoring does not count against the limit.
     pub(crate) fn ends_at(&self, job: Job, drain: Duration) -> Option<Time> {
         let (share, pace) = self.pace(job)?;
         if share.running > 0 { pace.ends_at(drain) } else { None }
     }
 
-    /// A job whose limit is enforced, and its pace now.
+    /// Returns a job whose limit is enforced, and its pace now.
     fn pace(&self, job: Job) -> Option<(&Share, Pace)> {
         let share = self.jobs.get(&job)?;
         let mut pace = share.pace.clone()?;

@@ -80,7 +80,7 @@ impl JobTerms {
 /// Most jobs without a process whose terms are kept.
 const MOST_ABSENT: usize = 256;
 
-/// The factor by which a priority changes the weight, in parts of [`FINER`].
+/// Returns the factor by which a priority changes the weight, in parts of [`FINER`].
 fn factor(priority: Priority) -> u64 {
     match priority {
         Priority::Low => FINER / 8,
@@ -221,7 +221,7 @@ fn in_force(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> InForce {
 }
 
 impl InForce {
-    /// The terms by which the job shares the time.
+    /// Returns the terms by which the job shares the time.
     pub(crate) fn terms(self) -> Terms {
         Terms {
             weight: u64::from(self.weight) * factor(self.priority),
@@ -241,7 +241,7 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// The clients of a job.
+    /// Returns the clients of a job.
     pub(crate) fn clients(&self, job: Job) -> Vec<ClientId> {
         self.present.get(&job).into_iter().flat_map(|processes| &processes.clients).copied().collect()
     }
@@ -250,12 +250,12 @@ impl Jobs {
         self.present.get(&job).map_or(0, |processes| processes.clients.len())
     }
 
-    /// The GPUs that clients of a job use.
+    /// Returns the GPUs that clients of a job use.
     pub(crate) fn gpus(&self, job: Job) -> Vec<GpuUuid> {
         self.present.get(&job).map(Processes::gpus).unwrap_or_default()
     }
 
-    /// The terms of a job, from what it was given and what its processes ask for.
+    /// Returns the terms of a job, from what it was given and what its processes ask for.
     pub(crate) fn terms_of(&self, job: Job) -> TermsOf<'_> {
         TermsOf { given: self.given.get(&job), processes: self.present.get(&job) }
     }
@@ -364,7 +364,7 @@ pub(crate) struct TermsOf<'a> {
 }
 
 impl TermsOf<'_> {
-    /// The terms on one GPU, or those that are the same on all.
+    /// Returns the terms on one GPU, or those that are the same on all.
     pub(crate) fn on(self, gpu: Option<GpuUuid>) -> InForce {
         let (none, nobody) = (JobTerms::default(), Least::default());
         let least = self.processes.map_or(&nobody, |processes| &processes.least);

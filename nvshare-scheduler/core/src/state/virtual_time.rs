@@ -14,7 +14,7 @@ pub(crate) const USUAL: u64 = nvshare_proto::USUAL_WEIGHT as u64 * FINER;
 /// Weights inside the core are this many times what users say, so that a priority can divide them.
 pub(crate) const FINER: u64 = 64;
 
-/// The virtual time that `time` is for jobs of this weight.
+/// Returns the virtual time that `time` is for jobs of this weight.
 pub(crate) fn to_virtual(time: Nanos, weight: u64) -> Virtual {
     if weight == USUAL {
         return time;
@@ -27,7 +27,7 @@ pub(crate) fn nanos(time: Duration) -> Nanos {
     Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX / 4).min(Nanos::MAX / 4)
 }
 
-/// The time that a job of this weight gets in this much virtual time.
+/// Returns the time that a job of this weight gets in this much virtual time.
 pub(crate) fn to_real(time: Virtual, weight: u64) -> Nanos {
     let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(USUAL);
     Nanos::try_from(nanos).unwrap_or(Nanos::MAX / 4)

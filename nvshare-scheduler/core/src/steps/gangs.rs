@@ -1,4 +1,4 @@
-//! What the members of a gang do together: see [`state::gangs`](crate::state::gangs).
+//! Steps that the members of a gang take together: see [`state::gangs`](crate::state::gangs).
 
 use nvshare_proto::MOST_MEMBERS;
 

@@ -1,4 +1,4 @@
-//! What a trial sees of a GPU and of its clients, and what it asks for.
+//! The view that a trial has of a GPU and its clients, and its requests.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -34,7 +34,7 @@ impl Said {
     }
 }
 
-/// What the core has to do for the trial.
+/// The tasks of the core for the trial.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Todo {
     /// Ask the clients of the set, with this ticket, to say when what they have submitted by now is complete.
@@ -49,7 +49,7 @@ pub(crate) struct Todo {
     pub(crate) note: Option<String>,
 }
 
-/// What the core sees of a GPU.
+/// The view that the core has of a GPU.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sight<'a> {
     /// The clients that hold the GPU or wait for it, and their jobs, or `None` if they are not to be measured now.
