@@ -84,7 +84,8 @@ impl Core {
         done
     }
 
-    /// Switches scheduling on: every client that runs becomes a holder, and clients that do not fit are asked to leave.
+    /// Switches scheduling on: every client that runs becomes a holder, and clients that do not fit are asked
+    /// to leave.
     pub fn switch_on(&mut self, now: Time) -> String {
         self.apply(now, Books::switch_on)
     }
@@ -97,8 +98,8 @@ impl Core {
         self.request(now, |books| books.switch_off(force))
     }
 
-    /// Sets how the quantum is chosen on one GPU, or on all GPUs, known and unknown. Returns a line that says what was
-    /// done.
+    /// Sets how the quantum is chosen on one GPU, or on all GPUs, known and unknown. Returns a line that says
+    /// what was done.
     pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule, now: Time) -> String {
         let mut config = self.books.state().config().clone();
         config.set_rule(gpu, rule);
@@ -111,7 +112,8 @@ impl Core {
         }
     }
 
-    /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
+    /// Applies another configuration. The number that names this run of the scheduler stays, and the settings
+    /// of its start.
     pub fn configure(&mut self, config: Config, now: Time) {
         self.apply(now, |books| books.configure(config));
     }

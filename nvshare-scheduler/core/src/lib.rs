@@ -5,14 +5,15 @@
 //! grants, asks for the lock back, and makes room. A lost or late event can therefore delay a decision and
 //! not derail it.
 //!
-//! An event comes in through `inputs`, which take `steps`. A step changes the `state`, and writes what goes out into the
-//! `report`. It acts on the answers to questions about the state (`judge`), which ask a `policy` with the numbers. From the
-//! highest room to the lowest: `inputs`, `steps`, `report`, `judge`, `state`, `policy`. A room uses only rooms below it;
-//! `libnvshare/tests/layers.rs` checks that.
+//! An event comes in through `inputs`, which take `steps`. A step changes the `state`, and writes what goes
+//! out into the `report`. It acts on the answers to questions about the state (`judge`), which ask a `policy`
+//! with the numbers. From the highest room to the lowest: `inputs`, `steps`, `report`, `judge`, `state`,
+//! `policy`. A room uses only rooms below it; `libnvshare/tests/layers.rs` checks that.
 //!
 //! Invariants, each with a property test in `libnvshare/client/tests/joint/properties.rs`:
 //! - clients that hold a GPU at the same time fit it together;
-//! - the memory that clients may have resident on a GPU never exceeds its capacity, once they registered in time;
+//! - the memory that clients may have resident on a GPU never exceeds its capacity, once they registered in
+//!   time;
 //! - every client that requests the lock eventually gets it;
 //! - a client that is gone holds nothing.
 

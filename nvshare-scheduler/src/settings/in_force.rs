@@ -1,4 +1,5 @@
-//! The settings that are in force: what is given, by options, variables and the configuration file, and the defaults.
+//! The settings that are in force: what is given, by options, variables and the configuration file, and the
+//! defaults.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! Settings that administrators make at run time: they survive a restart, and are in force until they are reset.
+//! Settings that administrators make at run time: they survive a restart, and are in force until they are
+//! reset.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -128,7 +129,8 @@ impl Store {
         self.state.job.get(&job).copied().unwrap_or_default()
     }
 
-    /// Changes what one of Slurm's jobs may have. A limit of 0 is none; a job without any setting is forgotten.
+    /// Changes what one of Slurm's jobs may have. A limit of 0 is none; a job without any setting is
+    /// forgotten.
     ///
     /// # Errors
     /// There are too many jobs.

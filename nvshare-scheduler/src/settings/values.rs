@@ -1,4 +1,5 @@
-//! The values of settings, as the command line, the configuration file and the file of what was set at run time write them.
+//! The values of settings, as the command line, the configuration file and the file of what was set at run
+//! time write them.
 
 use std::fmt;
 use std::path::PathBuf;

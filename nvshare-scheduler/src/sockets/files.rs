@@ -182,8 +182,9 @@ fn prepare(socket: &Path, mode: u32) -> Result<PathBuf, Error> {
     Ok(directory.to_owned())
 }
 
-/// The most connections that wait to be accepted; the process of a further one waits in its call. A longer queue would fill with the
-/// connections of a process that connects without end, and a newcomer would wait for all of them.
+/// The most connections that wait to be accepted; the process of a further one waits in its call. A longer
+/// queue would fill with the connections of a process that connects without end, and a newcomer would wait
+/// for all of them.
 const QUEUE: i32 = 128;
 
 /// Bytes of the longest path to which a socket can be bound (`sun_path`, less the byte that ends it).
@@ -269,8 +270,9 @@ fn peer_pid(stream: StdStream) -> Option<i32> {
     UnixStream::from_std(stream).ok()?.peer_cred().ok()?.pid()
 }
 
-/// Locks the file in a folder that names the scheduler's process: of two schedulers that start at the same moment, one gets it. Only the
-/// owner can open the file, so no other user can keep a scheduler from starting.
+/// Locks the file in a folder that names the scheduler's process: of two schedulers that start at the same
+/// moment, one gets it. Only the owner can open the file, so no other user can keep a scheduler from
+/// starting.
 ///
 /// # Errors
 /// Another scheduler serves `guarded`, or the system refuses.

@@ -20,8 +20,8 @@ pub(crate) const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 /// A connection as frames.
 pub(crate) type Stream = Framed<UnixStream, Frames<Request, Reply>>;
 
-/// Bytes that are kept for reading and for writing, on each connection: there may be thousands. Longer frames take more while
-/// they are there.
+/// Bytes that are kept for reading and for writing, on each connection: there may be thousands. Longer frames
+/// take more while they are there.
 const BUFFER: usize = 1024;
 
 pub(crate) fn on(stream: UnixStream) -> Stream {

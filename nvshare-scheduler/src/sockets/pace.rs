@@ -8,8 +8,8 @@ use tokio::time::sleep;
 
 use crate::bucket::{Bucket, Rate};
 
-/// Bounds the connections that are accepted: a process that connects without end waits in the kernel, where it takes no time from
-/// others.
+/// Bounds the connections that are accepted: a process that connects without end waits in the kernel, where
+/// it takes no time from others.
 pub(crate) struct Pace {
     connections: Bucket,
     holds_from: Instant,

@@ -51,7 +51,8 @@ impl Books {
         Ok("scheduling is off".to_owned())
     }
 
-    /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
+    /// Applies another configuration. The number that names this run of the scheduler stays, and the settings
+    /// of its start.
     pub(crate) fn configure(&mut self, config: Config) {
         self.replace_config(config);
         for uuid in self.state().gpu_uuids() {

@@ -12,7 +12,8 @@ impl Books {
         // The connection of a process that never registered may end as well.
         let Some(mut client) = self.remove_client(id) else { return };
         client.count(now);
-        // The process may have come back before we heard that it was gone: it has reported by then what it has.
+        // The process may have come back before we heard that it was gone: it has reported by then what it
+        // has.
         let is_back = process_remains
             && self.state().clients().any(|other| other.identity.is_same_process(client.identity));
         let left = self.take_off_gpus(&client, process_remains && !is_back);
@@ -30,8 +31,8 @@ impl Books {
         }
     }
 
-    /// Takes a client that is gone out of the ledgers of its GPUs. If its process remains, its room stays charged to it.
-    /// Returns these bytes.
+    /// Takes a client that is gone out of the ledgers of its GPUs. If its process remains, its room stays
+    /// charged to it. Returns these bytes.
     fn take_off_gpus(&mut self, client: &Client, process_remains: bool) -> u64 {
         let (now, grace) = (self.state().now(), self.state().config().grace);
         let mut kept_bytes: u64 = 0;

@@ -68,8 +68,8 @@ impl Books {
         }
     }
 
-    /// Frees the memory of departed processes that live on and have nothing on the GPU any more: they run another program
-    /// now.
+    /// Frees the memory of departed processes that live on and have nothing on the GPU any more: they run
+    /// another program now.
     fn look_for_departed(&mut self, uuid: GpuUuid, used: &BTreeMap<ClientId, u64>) {
         self.change_gpu(uuid, |gpu| {
             for (id, departed) in &mut gpu.departed {

@@ -86,13 +86,13 @@ impl Books {
         let answered = self.change_account(id, uuid, |account| {
             let kept = account.room;
             let order = account.order.take();
-            // A client that answers EVICT and gives nothing back, though it has something, would be asked again without
-            // end.
+            // A client that answers EVICT and gives nothing back, though it has something, would be asked
+            // again without end.
             let empty_handed = order.is_some_and(|order| order.came == 0) && could_give(account, phase);
             let stays = (short > 0 || empty_handed) && account.room > 0;
             let is_news = order.is_some() && stays && !std::mem::replace(&mut account.reported_stays, true);
-            // If not all of the ordered memory could leave, more of the rest cannot leave now. A client without
-            // room has nothing that stays.
+            // If not all of the ordered memory could leave, more of the rest cannot leave now. A client
+            // without room has nothing that stays.
             account.failed_evictions = if stays { account.failed_evictions.saturating_add(1) } else { 0 };
             let until = now + evict_again_after(account.failed_evictions);
             account.stays = stays.then_some(Stays { bytes: account.room, until });
@@ -167,7 +167,8 @@ impl Books {
                     client.make_next(Why::Resumes);
                 });
             }
-            // The client is next already, maybe without a request (see `on_deferred`), and may still have to wait.
+            // The client is next already, maybe without a request (see `on_deferred`), and may still have to
+            // wait.
             Phase::Next(_) | Phase::Drained => {
                 self.change_client(id, |client| client.wants = true);
             }
@@ -230,8 +231,8 @@ impl Books {
         for &member in unit.iter() {
             self.change_client(member, |client| {
                 client.deferrals = in_a_row;
-                // Other clients must not wait for a drain that fails: until it is asked again, this client counts as one
-                // that stays.
+                // Other clients must not wait for a drain that fails: until it is asked again, this client
+                // counts as one that stays.
                 client.stubborn_until = (in_a_row >= STUBBORN_AFTER).then_some(retry_at);
             });
         }

@@ -39,7 +39,8 @@ pub enum Event {
         /// Whether its process is known to live on, or to be still freeing its memory.
         process_remains: bool,
     },
-    /// A process of clients that had disconnected has ended, or runs another program: all that it had is free.
+    /// A process of clients that had disconnected has ended, or runs another program: all that it had is
+    /// free.
     Exited {
         /// The last client of that process.
         client: ClientId,
@@ -66,7 +67,7 @@ pub struct Measured {
     pub gpu: GpuUuid,
     /// Its memory, less what processes without the library have there.
     pub available: u64,
-    /// Bytes that clients' processes have there, without managed memory: their own allocations, contexts and modules. A
-    /// client that is missing here has nothing, or cannot be seen.
+    /// Bytes that clients' processes have there, without managed memory: their own allocations, contexts and
+    /// modules. A client that is missing here has nothing, or cannot be seen.
     pub used: BTreeMap<ClientId, u64>,
 }

@@ -1,4 +1,5 @@
-//! Processes that are stopped, as by Ctrl-Z. They answer nothing until they go on: they get nothing, and nobody waits for them.
+//! Processes that are stopped, as by Ctrl-Z. They answer nothing until they go on: they get nothing, and
+//! nobody waits for them.
 
 use nvshare_proto::units::Bytes;
 

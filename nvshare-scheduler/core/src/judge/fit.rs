@@ -41,8 +41,8 @@ impl State {
         deficits.saturating_sub(self.free(gpu, unit.first()))
     }
 
-    /// Whether a group fits a GPU together, beside the pinned memory of others; judged by the capacity that `seen_by` may
-    /// fill.
+    /// Whether a group fits a GPU together, beside the pinned memory of others; judged by the capacity that
+    /// `seen_by` may fill.
     pub(crate) fn fit(&self, gpu: &Gpu, group: Group, seen_by: ClientId) -> bool {
         self.fit_within(gpu, self.capacity(gpu, seen_by), group)
     }
@@ -55,8 +55,8 @@ impl State {
         together::fits(capacity, gpu.ledger.pinned_beside(group), group.demand, group.count, alone)
     }
 
-    /// Whether a unit fits a GPU together with a group, of which those of its clients are that stand like this. A unit that is not
-    /// there is in nobody's way.
+    /// Whether a unit fits a GPU together with a group, of which those of its clients are that stand like
+    /// this. A unit that is not there is in nobody's way.
     fn fits_with(&self, gpu: &Gpu, group: Group, unit: &Unit, is_in: fn(Standing) -> bool) -> bool {
         gpu.one_of(unit).is_none_or(|one| self.fit(gpu, gpu.with_unit(group, unit, is_in), one))
     }
@@ -75,11 +75,12 @@ impl State {
         holders.count > 0 && !self.fits_with(gpu, holders, unit, |standing| standing != Standing::Next)
     }
 
-    /// Whether a client, with its gang, would fit if all others had drained: then only memory that cannot be moved is in
-    /// its way.
+    /// Whether a client, with its gang, would fit if all others had drained: then only memory that cannot be
+    /// moved is in its way.
     pub(crate) fn fits_in_the_end(&self, gpu: &Gpu, id: ClientId) -> bool {
         let unit = self.unit(id);
-        // A program can be told that an allocation failed, but not that the memory which it has does not come back.
+        // A program can be told that an allocation failed, but not that the memory which it has does not come
+        // back.
         let restores = matches!(self.phase(id), Some(Phase::Granted { .. }));
         let stays = |other, entry: &Entry| match self.client(other) {
             Some(client) => client.accounts.get(&gpu.uuid).map_or(0, |account| {

@@ -1,4 +1,5 @@
-//! Questions about the state as a whole. They change nothing: each takes the state as it is, and asks a policy with the numbers.
+//! Questions about the state as a whole. They change nothing: each takes the state as it is, and asks a
+//! policy with the numbers.
 //!
 //! | question | file |
 //! |---|---|

@@ -10,8 +10,8 @@ use crate::state::gpu::Gpu;
 use crate::state::ledger::{Entry, Standing};
 use crate::state::place::Place;
 
-/// Room given, or made, beyond what an allocation asked for, so that not every allocation has to ask. At most a quarter of
-/// the free memory is given that way.
+/// Room given, or made, beyond what an allocation asked for, so that not every allocation has to ask. At most
+/// a quarter of the free memory is given that way.
 pub(crate) const SPARE_ROOM: u64 = GIB;
 
 /// Evictions that make room.
@@ -52,8 +52,8 @@ impl State {
         deficit + spare(gpu, self.free(gpu, id).saturating_sub(deficit), id)
     }
 
-    /// Chooses the clients that give back `needed` bytes, less what is ordered already. With `beneficiaries`, these are not asked, and
-    /// nothing is ordered unless all of it can be had.
+    /// Chooses the clients that give back `needed` bytes, less what is ordered already. With `beneficiaries`,
+    /// these are not asked, and nothing is ordered unless all of it can be had.
     pub(crate) fn evictions(&self, gpu: &Gpu, needed: u64, beneficiaries: Option<&[ClientId]>) -> Evictions {
         let sums = gpu.ledger.sums();
         let missing = u128::from(needed).saturating_sub(sums.ordered);

@@ -12,8 +12,8 @@ use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::rule::Rule;
 
-/// Short work waits at most this many times as long as between visits that cost no more than they may. Being more than 1, it
-/// leaves something for the hand-overs of long work.
+/// Short work waits at most this many times as long as between visits that cost no more than they may. Being
+/// more than 1, it leaves something for the hand-overs of long work.
 const LONGER_THAN_EVERY: f64 = 1.2;
 
 /// Whether a unit is one interactive client: a member of a gang is none.
@@ -52,10 +52,12 @@ impl LongWork {
             return None;
         }
         let client = state.client(unit.first())?;
-        // One visit: there and back, and until it is known that it is over. Others that are short come as often.
+        // One visit: there and back, and until it is known that it is over. Others that are short come as
+        // often.
         let visits = (cost * 2 + IDLE_AFTER) * u32::try_from(gpu.shares.short().max(1)).unwrap_or(u32::MAX);
         let visit_interval = visits.mul_f64(1e6 / f64::from(target.overhead_ppm.max(1)));
-        // A client that comes this seldom stays within the budget, so it is not delayed, whatever others have cost.
+        // A client that comes this seldom stays within the budget, so it is not delayed, whatever others have
+        // cost.
         let is_frequent = client.rhythm.last_sleep() < visit_interval;
         let delay =
             if is_frequent { gpu.budget.delays(target.overhead_ppm, visit_interval) } else { Duration::ZERO };

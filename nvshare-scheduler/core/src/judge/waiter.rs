@@ -1,7 +1,8 @@
 //! The verdict on a waiter: how it stands on all of its GPUs, and what follows on one of them.
 //!
-//! A client of several GPUs is judged once in a round of looks, and the look at each of them uses its [`Case`]. A case holds to
-//! the end of its round, as long as nothing changes on its GPUs; after a change it is judged anew.
+//! A client of several GPUs is judged once in a round of looks, and the look at each of them uses its
+//! [`Case`]. A case holds to the end of its round, as long as nothing changes on its GPUs; after a change it
+//! is judged anew.
 
 use std::sync::OnceLock;
 
@@ -61,12 +62,14 @@ pub(crate) struct TurnPlan {
     pub(crate) end: Option<End>,
 }
 
-/// The first client of a GPU's queue that does not fit beside the others: clients behind it must not delay it.
+/// The first client of a GPU's queue that does not fit beside the others: clients behind it must not delay
+/// it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
     /// The demand of the head, or of the largest client that waits right behind it; in bytes.
     demand: u128,
-    /// Bytes that stay when the head comes: those of clients that keep running beside it, and memory that cannot be moved.
+    /// Bytes that stay when the head comes: those of clients that keep running beside it, and memory that
+    /// cannot be moved.
     stays: u128,
 }
 
@@ -181,8 +184,8 @@ impl State {
             || next::would_delay(demand, head.demand, head.stays, capacity)
     }
 
-    /// Whether no client is ahead of a waiter on a GPU. Clients that cannot have room, that fit at once, or that the waiter does
-    /// not delay do not count.
+    /// Whether no client is ahead of a waiter on a GPU. Clients that cannot have room, that fit at once, or
+    /// that the waiter does not delay do not count.
     fn may_go(&self, gpu: &Gpu, unit: &Unit) -> bool {
         let places = self.clients_of(unit.on(gpu.uuid)).map(|client| self.place_on(gpu, client));
         let own = places.min();
@@ -214,8 +217,8 @@ pub(crate) fn head_beside(gpu: &Gpu, unit: &Unit, kept: Group) -> Head {
     Head { demand, stays: kept.demand - demand + gpu.ledger.pinned_beside(kept) }
 }
 
-/// Whether the turn is that of a client's job: it ends for the whole job at once, so a client that joins it delays
-/// nobody.
+/// Whether the turn is that of a client's job: it ends for the whole job at once, so a client that joins it
+/// delays nobody.
 fn has_the_turn(gpu: &Gpu, client: &Client) -> bool {
     gpu.ledger.sums().leaving == 0 && gpu.shares.is_holding(client.job)
 }

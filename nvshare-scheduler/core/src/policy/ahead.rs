@@ -1,7 +1,7 @@
 //! When short work goes ahead of long work that holds a GPU.
 //!
-//! - Short work goes as soon as the budget of switching allows it (see [`super::budget`]), and before it has waited for longer
-//!   than stated.
+//! - Short work goes as soon as the budget of switching allows it (see [`super::budget`]), and before it has
+//!   waited for longer than stated.
 //! - It runs no further ahead of its share than [`most_ahead`]: a client beyond that waits for its turn like
 //!   all others. The time that it uses is charged like all time. So a client that only looks interactive
 //!   comes sooner once, and gets no more in sum.

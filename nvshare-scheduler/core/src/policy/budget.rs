@@ -1,8 +1,9 @@
 //! The time that switching may still cost: hand-overs may take a stated part of the time.
 //!
-//! Passing time earns that part, and each hand-over spends the time that it took. Short work may go ahead of long work while the
-//! debt is at most what [`LEEWAY`] earns. A turn of long work does not end while there is a debt. So turns of long work and the
-//! short work that interrupts them cost no more together than the stated part.
+//! Passing time earns that part, and each hand-over spends the time that it took. Short work may go ahead of
+//! long work while the debt is at most what [`LEEWAY`] earns. A turn of long work does not end while there is
+//! a debt. So turns of long work and the short work that interrupts them cost no more together than the
+//! stated part.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! The part of a GPU's time that each job is entitled to while all of them want it.
 //!
-//! Time is shared by weight. A compute limit takes from a job what is beyond the limit, and gives it to the jobs that may
-//! have more. If no job may, it is shared in proportion to the limits, except for jobs whose limit is enforced. So limits
-//! of 20, 30 and 40 come out as 2:3:4, and three limits of 100 as a third each. A limit of 30 beside a job without one comes out
-//! as 30:70.
+//! Time is shared by weight. A compute limit takes from a job what is beyond the limit, and gives it to the
+//! jobs that may have more. If no job may, it is shared in proportion to the limits, except for jobs whose
+//! limit is enforced. So limits of 20, 30 and 40 come out as 2:3:4, and three limits of 100 as a third each.
+//! A limit of 30 beside a job without one comes out as 30:70.
 
 /// The terms of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

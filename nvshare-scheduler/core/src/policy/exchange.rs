@@ -13,8 +13,8 @@ use nvshare_proto::{MemoryMode, ROOM_PIECE};
 pub enum Exchange {
     /// Nobody's: a client restores when it has all its room.
     Nobody,
-    /// That of clients which copy their memory. The driver moves managed memory by one engine: measured, both ways at once are no
-    /// faster than one way after the other.
+    /// That of clients which copy their memory. The driver moves managed memory by one engine: measured, both
+    /// ways at once are no faster than one way after the other.
     #[default]
     Swap,
     /// That of all clients whose memory can be moved.

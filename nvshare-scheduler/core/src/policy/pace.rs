@@ -44,7 +44,8 @@ impl Pace {
         pace
     }
 
-    /// Sets another limit from now on: the job has credit for one spell, whatever it did under the other limit.
+    /// Sets another limit from now on: the job has credit for one spell, whatever it did under the other
+    /// limit.
     pub(crate) fn set(&mut self, percent: u8, does: PaceState, now: Duration) {
         self.advance(does, now);
         let percent = i64::from(percent.clamp(1, 100));

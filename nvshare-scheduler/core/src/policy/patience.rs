@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// A deferred drain is tried again after this many times the patience that it used up, and a little more. So a client loses at
-/// most a fifth of its time to drains that fail.
+/// A deferred drain is tried again after this many times the patience that it used up, and a little more. So
+/// a client loses at most a fifth of its time to drains that fail.
 pub(crate) const DRAIN_RETRY_FACTOR: u32 = 4;
 
-/// A client that deferred this many drains in a row counts as one that does not leave, until the next drain is tried. At a pause
-/// the scheduler can take the lock from it at once: there is nothing to drain then.
+/// A client that deferred this many drains in a row counts as one that does not leave, until the next drain
+/// is tried. At a pause the scheduler can take the lock from it at once: there is nothing to drain then.
 pub(crate) const STUBBORN_AFTER: u32 = 3;
 
 /// Returns how long a drain may make no progress: 200 ms, doubled by each deferral in a row. So a kernel of
@@ -26,7 +26,8 @@ pub(crate) fn retry_after(deferrals: u32, now: Duration) -> Duration {
     drain_patience(deferrals) * (DRAIN_RETRY_FACTOR * 256 + part as u32) / 256
 }
 
-/// How long until EVICT is sent again to a client that did not answer, or that kept failing to give memory back.
+/// How long until EVICT is sent again to a client that did not answer, or that kept failing to give memory
+/// back.
 pub(crate) const EVICT_RETRY: Duration = Duration::from_secs(10);
 
 /// Returns how long the next eviction waits after `failures` in a row that left memory where it was. The

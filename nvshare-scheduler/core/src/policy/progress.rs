@@ -1,11 +1,13 @@
 //! Whether jobs that fit a GPU get more done side by side or by turns.
 //!
-//! Side by side, jobs fill each other's gaps. But where each of them fills the GPU alone, the driver's own time slicing costs
-//! more than hand-overs do. Which of the two it is shows in what the jobs get done, in submissions whose work is complete:
+//! Side by side, jobs fill each other's gaps. But where each of them fills the GPU alone, the driver's own
+//! time slicing costs more than hand-overs do. Which of the two it is shows in what the jobs get done, in
+//! submissions whose work is complete:
 //!
 //! *progress* of a set = the sum, over its jobs, of (rate side by side ÷ rate in turns of its own).
 //!
-//! By turns of equal length each job gets its part of its own rate, which sums up to 1. So below 1, turns get more done.
+//! By turns of equal length each job gets its part of its own rate, which sums up to 1. So below 1, turns get
+//! more done.
 //!
 //! - A *round* is one turn of each job. Rounds alternate with windows side by side. So a program that changes
 //!   its work between the two shows in one or two of the sums, not in all.
@@ -13,8 +15,8 @@
 //!   1 or more is allowed if one more round shows a sum below [`LESS`]. On a busy host a program may be held
 //!   up in one turn. With more than [`MOST_ROUNDS`] rounds nothing is decided, and the jobs stay side by
 //!   side.
-//! - While turns are taken, a window side by side shows every [`CHECK_EVERY`] whether that is still right. A sum above 1
-//!   twice, or above [`CLEARLY`] once, ends them.
+//! - While turns are taken, a window side by side shows every [`CHECK_EVERY`] whether that is still right. A
+//!   sum above 1 twice, or above [`CLEARLY`] once, ends them.
 //! - What rounds may have cost stays within [`MAY_COST`] of the time that the set has lasted. A trial that
 //!   showed nothing is repeated after [`RETRY`], and each time twice as late, up to [`RETRY_AT_MOST`].
 
@@ -108,7 +110,8 @@ pub(crate) fn finding(sums: &[f64]) -> Finding {
     }
 }
 
-/// Whether a round that speaks clearly against turns may be an exception, as all sums before it speak for them.
+/// Whether a round that speaks clearly against turns may be an exception, as all sums before it speak for
+/// them.
 #[must_use]
 pub(crate) fn is_outlier(before: &[f64]) -> bool {
     !before.is_empty() && before.iter().all(|&sum| sum < LESS)

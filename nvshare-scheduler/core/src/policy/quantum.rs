@@ -1,8 +1,8 @@
 //! The length of a turn, where it follows from the cost of hand-overs.
 //!
-//! While a hand-over moves memory, nobody computes. So that hand-overs take no more than a stated part of the time, a turn
-//! is a multiple of their cost. But nobody is to wait longer than stated: where both are impossible, the limit on the wait
-//! counts more.
+//! While a hand-over moves memory, nobody computes. So that hand-overs take no more than a stated part of the
+//! time, a turn is a multiple of their cost. But nobody is to wait longer than stated: where both are
+//! impossible, the limit on the wait counts more.
 
 use std::time::Duration;
 

@@ -1,8 +1,10 @@
-//! Which clients are interactive: a client whose work between its sleeps is short, as the scheduler measured it.
+//! Which clients are interactive: a client whose work between its sleeps is short, as the scheduler measured
+//! it.
 //!
-//! A spell of work is the time with an open gate between two sleeps, turns that were interrupted included. A sleep is the time
-//! in which the client neither runs nor asks for the lock. Both count only while another client waits, since a client does not
-//! say that it is idle before. A client that asks again at once has not slept.
+//! A spell of work is the time with an open gate between two sleeps, turns that were interrupted included. A
+//! sleep is the time in which the client neither runs nor asks for the lock. Both count only while another
+//! client waits, since a client does not say that it is idle before. A client that asks again at once has not
+//! slept.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -59,7 +61,8 @@ impl Rhythm {
         self.work = Duration::ZERO;
     }
 
-    /// Whether all remembered spells and the present one are short, and the client slept for at least as long as it worked.
+    /// Whether all remembered spells and the present one are short, and the client slept for at least as long
+    /// as it worked.
     #[must_use]
     pub(crate) fn is_interactive(&self) -> bool {
         let worked: Duration = self.spells.iter().map(|spell| spell.worked).sum();
@@ -75,7 +78,8 @@ impl Rhythm {
         self.asleep_since
     }
 
-    /// Whether the client sleeps, and not for longer than it may be expected to: twice the longest of its remembered sleeps.
+    /// Whether the client sleeps, and not for longer than it may be expected to: twice the longest of its
+    /// remembered sleeps.
     #[must_use]
     pub(crate) fn may_wake_soon(&self, now: Duration) -> bool {
         let longest = self.spells.iter().map(|spell| spell.slept).max().unwrap_or(Duration::ZERO);

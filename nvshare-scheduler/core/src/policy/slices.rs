@@ -1,7 +1,9 @@
-//! Slices: short turns of jobs that would fit the GPU together, and that are to have different parts of its time.
+//! Slices: short turns of jobs that would fit the GPU together, and that are to have different parts of its
+//! time.
 //!
-//! Side by side, the driver shares the time among jobs as it likes. So as soon as weights differ, or a compute limit or a
-//! priority is in force, jobs take turns. No memory moves for that, and a hand-over costs well below a millisecond.
+//! Side by side, the driver shares the time among jobs as it likes. So as soon as weights differ, or a
+//! compute limit or a priority is in force, jobs take turns. No memory moves for that, and a hand-over costs
+//! well below a millisecond.
 
 use std::time::Duration;
 
@@ -14,8 +16,8 @@ const TIMES_THE_COST: u32 = 100;
 /// However heavy a job is, others wait for at most this many of its slices or quanta.
 pub(crate) const MOST: u32 = 64;
 
-/// Whether jobs that want a GPU take turns on it, whether they fit or not. `jobs`: how many there are; `weights`: how many
-/// different weights they have; `limited`: how many have a compute limit.
+/// Whether jobs that want a GPU take turns on it, whether they fit or not. `jobs`: how many there are;
+/// `weights`: how many different weights they have; `limited`: how many have a compute limit.
 #[must_use]
 pub(crate) fn are_asked_for(jobs: usize, weights: usize, limited: usize) -> bool {
     jobs > 1 && (weights > 1 || limited > 0)

@@ -3,9 +3,10 @@
 //! - Nobody is asked to leave before the quantum is over, which begins when the turn's first client runs. Nor
 //!   is anybody asked before a deferred drain may be tried again. Neither counts if all clients that would
 //!   leave are idle: they have nothing to drain.
-//! - A holder whose job has had less than the waiter's goes on until it has had as much. It does so for [`MOST_QUANTA`] quanta
-//!   (more if its job has the larger share) and the longest drain, at most. So a client that drains slowly, or whose restores take
-//!   longer than its turns, gets fewer turns, or the others get longer ones.
+//! - A holder whose job has had less than the waiter's goes on until it has had as much. It does so for
+//!   [`MOST_QUANTA`] quanta (more if its job has the larger share) and the longest drain, at most. So a
+//!   client that drains slowly, or whose restores take longer than its turns, gets fewer turns, or the others
+//!   get longer ones.
 //! - An idle holder gives way earlier. It does so at once if no memory has to move, or if waiting through its
 //!   last sleeps would not have paid (see [`super::rhythm`]). Else it gives way when it has been idle for
 //!   [`IDLE_FACTOR`] times what its own return costs, there and back. So a loop with 60 ms of host work is

@@ -1,7 +1,7 @@
 //! Which clients give memory back so that the next client fits, and how much.
 //!
-//! First, room that was given and not used, from any client, since that costs nothing. Then memory of clients that do not
-//! run, the furthest next turn first (Belady's rule), as far as the order of turns is known:
+//! First, room that was given and not used, from any client, since that costs nothing. Then memory of clients
+//! that do not run, the furthest next turn first (Belady's rule), as far as the order of turns is known:
 //!
 //! 1. Clients that sleep. When they ask again is not known. Those that have slept for longest go first. Those
 //! that usually sleep for a moment only, and then go ahead of others, go last. 2. Clients that wait, the last
@@ -179,7 +179,8 @@ mod tests {
                     );
                 }
             }
-            // A stable subset: for less, the same clients are asked for a part of it, in whatever order they are looked at.
+            // A stable subset: for less, the same clients are asked for a part of it, in whatever order they
+            // are looked at.
             for (id, bytes) in &choose(needed + more, &candidates) {
                 prop_assert!(given.get(id).copied().unwrap_or(0) <= *bytes);
             }

@@ -8,8 +8,8 @@ use nvshare_proto::{MemoryMode, Usage};
 use crate::Time;
 use crate::state::cost::{HandOverCosts, MoveCost};
 
-/// An EVICT on its way or being followed, until EVICTED answers it. Room that the client returns voluntarily meanwhile does
-/// not complete it: the ordered memory may still leave after that.
+/// An EVICT on its way or being followed, until EVICTED answers it. Room that the client returns voluntarily
+/// meanwhile does not complete it: the ordered memory may still leave after that.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Order {
     /// Bytes that are still to come back.
@@ -32,7 +32,8 @@ pub(crate) struct Promise {
     pub(crate) until: Time,
 }
 
-/// Room that a client got while it was next and others still left: see [`policy::exchange`](crate::policy::exchange).
+/// Room that a client got while it was next and others still left: see
+/// [`policy::exchange`](crate::policy::exchange).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct EarlyRestore {
     /// When the client got the first of it.
@@ -41,8 +42,8 @@ pub(crate) struct EarlyRestore {
     pub(crate) absent: u64,
 }
 
-/// Memory that was asked for and stayed: the host has no memory to take it, it cannot be moved, or the client does not
-/// answer.
+/// Memory that was asked for and stayed: the host has no memory to take it, it cannot be moved, or the client
+/// does not answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Stays {
     /// All bytes that the client had left then. Memory that it restores later can leave again.
@@ -51,12 +52,13 @@ pub(crate) struct Stays {
     pub(crate) until: Time,
 }
 
-/// The most that a client's contexts and modules are assumed to need. Any more is something unknown, such as memory that
-/// another process shares with the client.
+/// The most that a client's contexts and modules are assumed to need. Any more is something unknown, such as
+/// memory that another process shares with the client.
 pub(crate) const MOST_OVERHEAD: u64 = 4 * GIB;
 /// Overhead is counted in steps, so that a single loaded module changes nothing.
 const OVERHEAD_STEP: u64 = 64 * MIB;
-/// More memory than any GPU or host has: values that clients report are cut to it, so that sums do not overflow.
+/// More memory than any GPU or host has: values that clients report are cut to it, so that sums do not
+/// overflow.
 pub(crate) const MOST_BYTES: u64 = 1 << 50;
 
 /// A client's memory on one GPU, in bytes.
@@ -112,7 +114,8 @@ impl Default for Rates {
     }
 }
 
-/// The slowest and the fastest that memory can move, in bytes per second: a disk that swaps, and more than any link.
+/// The slowest and the fastest that memory can move, in bytes per second: a disk that swaps, and more than
+/// any link.
 const POSSIBLE: (f64, f64) = (1e8, 1e13);
 
 impl Rates {

@@ -28,7 +28,8 @@ pub(crate) struct Agenda {
     deadlines: BTreeSet<(Time, GpuUuid)>,
     /// Counts the changes of entries in ledgers.
     changes: u64,
-    /// Work that the last event took: clients and GPUs that were looked at, and entries written, counted each time.
+    /// Work that the last event took: clients and GPUs that were looked at, and entries written, counted each
+    /// time.
     work: u64,
 }
 

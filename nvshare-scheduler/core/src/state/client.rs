@@ -27,8 +27,8 @@ pub(crate) enum Why {
     Resumes,
 }
 
-/// Where a client stands: by what the scheduler told it last, and what it answered. All that others ask follows from that, and is
-/// kept nowhere else:
+/// Where a client stands: by what the scheduler told it last, and what it answered. All that others ask
+/// follows from that, and is kept nowhere else:
 ///
 /// | phase | `holds` | `uses_a_turn` | `is_charged_to_its_job` | `is_running_or_draining` | in a ledger, as `Standing` |
 /// |---|---|---|---|---|---|
@@ -46,14 +46,15 @@ pub(crate) enum Phase {
     Parked,
     /// The client gets the lock as soon as there is room.
     Next(Why),
-    /// LOCK_OK is sent; the client restores, which should be over by `until`. If `begins`, a turn begins when the client
-    /// runs.
+    /// LOCK_OK is sent; the client restores, which should be over by `until`. If `begins`, a turn begins when
+    /// the client runs.
     Granted { epoch: Epoch, since: Time, until: Time, begins: bool },
     /// The client's gate is open.
     Running { epoch: Epoch },
     /// DROP_LOCK is sent; the client drains, which should be over when it is `due`.
     Dropping { epoch: Epoch, since: Time, due: Time },
-    /// The client has drained, and keeps its place until the others of its gang have: if one of them cannot, it goes on.
+    /// The client has drained, and keeps its place until the others of its gang have: if one of them cannot,
+    /// it goes on.
     Drained,
     /// The client closed its own gate, and keeps its place until somebody takes it.
     Idle { epoch: Epoch, since: Time },
@@ -145,7 +146,8 @@ pub struct Identity {
 /// Processes that are granted together or not at all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Gang {
-    /// Tells the gang from others. It is made from the gang's owner and its name, so that nobody joins another's gang.
+    /// Tells the gang from others. It is made from the gang's owner and its name, so that nobody joins
+    /// another's gang.
     pub number: u64,
     /// How many processes the gang is to have; 0: as many as come.
     pub size: u32,
@@ -171,8 +173,8 @@ impl Identity {
     }
 }
 
-/// The clients whose time on a GPU is counted together: all processes of a tenant, else of a gang, else one process, else
-/// one connection.
+/// The clients whose time on a GPU is counted together: all processes of a tenant, else of a gang, else one
+/// process, else one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Job {
     Tenant(u64),
@@ -209,7 +211,8 @@ pub(crate) struct Client {
     pub(crate) name: String,
     pub(crate) memory: MemoryMode,
     phase: Phase,
-    /// The client wants the lock: for work at its gate, for an allocation while it is parked, or with its gang.
+    /// The client wants the lock: for work at its gate, for an allocation while it is parked, or with its
+    /// gang.
     pub(crate) wants: bool,
     pub(crate) waiting_since: Time,
     /// In boxes: a map has room for eleven, and most clients use one GPU.
@@ -422,8 +425,8 @@ impl Client {
         self.wants && self.phase == Phase::Parked && !self.paused
     }
 
-    /// Whether nothing that the client is asked for is to be expected. A stopped process that runs counts as usual until it is asked
-    /// to leave.
+    /// Whether nothing that the client is asked for is to be expected. A stopped process that runs counts as
+    /// usual until it is asked to leave.
     pub(crate) fn is_silent(&self) -> bool {
         self.stuck || self.stopped && !self.phase.is_running_or_draining()
     }
@@ -461,7 +464,8 @@ impl Client {
         self.stubborn_until = None;
     }
 
-    /// Records the bytes that the client will restore under its grant: the client reports new usage while it restores.
+    /// Records the bytes that the client will restore under its grant: the client reports new usage while it
+    /// restores.
     fn record_restores(&mut self) {
         for account in self.accounts.values_mut() {
             let before = account.early.map_or(0, |early| early.absent);

@@ -31,11 +31,11 @@ pub struct Config {
     pub quantum: Duration,
     /// If set, the quantum follows from the cost of hand-overs instead.
     pub auto: Option<Auto>,
-    /// Bytes of each GPU that clients may fill together, at most what the GPU has; none: what the GPU has, less the
-    /// reserve.
+    /// Bytes of each GPU that clients may fill together, at most what the GPU has; none: what the GPU has,
+    /// less the reserve.
     pub gpu_memory: Option<u64>,
-    /// Bytes of each GPU that are left to contexts, modules and the driver; none: 1536 MiB, and of a small GPU an
-    /// eighth at most.
+    /// Bytes of each GPU that are left to contexts, modules and the driver; none: 1536 MiB, and of a small
+    /// GPU an eighth at most.
     pub reserve: Option<u64>,
     /// Settings that differ on single GPUs.
     pub gpus: BTreeMap<GpuUuid, GpuConfig>,

@@ -7,8 +7,8 @@
 //! | restore | LOCK_OK sent | RUNNING |
 //! | gap | the last holder's work complete | RUNNING of the client that waited for it |
 //!
-//! A drain is not lost time: the GPU computes meanwhile. The cost of a hand-over is the `gap`: evictions, the grant,
-//! restoring.
+//! A drain is not lost time: the GPU computes meanwhile. The cost of a hand-over is the `gap`: evictions, the
+//! grant, restoring.
 
 #![cfg_attr(
     not(feature = "test-api"),
@@ -59,7 +59,8 @@ pub struct HandOverCosts {
     pub evict: RecentMean,
     /// From LOCK_OK to RUNNING.
     pub restore: RecentMean,
-    /// From the end of the last holder's drain to the open gate of the client that waited; on a client: of this one.
+    /// From the end of the last holder's drain to the open gate of the client that waited; on a client: of
+    /// this one.
     pub gap: RecentMean,
 }
 

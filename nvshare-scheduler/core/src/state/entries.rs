@@ -17,7 +17,8 @@ use crate::state::place::Place;
 use crate::state::share::Activity;
 use crate::state::virtual_time::Virtual;
 
-/// Places of waiting clients, each on one GPU, that one event brings up to date: few enough to cost some microseconds.
+/// Places of waiting clients, each on one GPU, that one event brings up to date: few enough to cost some
+/// microseconds.
 const PLACES_REFRESHED: usize = 16;
 
 /// Changes of a client, and of its entries.
@@ -65,8 +66,8 @@ impl State {
         Some((changed, [before, after]))
     }
 
-    /// Corrects a client's account by what was measured. Nothing has happened to the client: its time is not counted. Returns
-    /// what the correction returns, or `None` if the client is gone or does not use the GPU.
+    /// Corrects a client's account by what was measured. Nothing has happened to the client: its time is not
+    /// counted. Returns what the correction returns, or `None` if the client is gone or does not use the GPU.
     pub(crate) fn correct_account<T>(
         &mut self,
         agenda: &mut Agenda,

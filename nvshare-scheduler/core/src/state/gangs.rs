@@ -1,12 +1,14 @@
-//! Gangs: processes that wait for each other on the GPU, as the ranks of a collective do. A member that runs alone keeps a
-//! GPU busy with waiting, and cannot drain; so all members are granted at once, or none is.
+//! Gangs: processes that wait for each other on the GPU, as the ranks of a collective do. A member that runs
+//! alone keeps a GPU busy with waiting, and cannot drain; so all members are granted at once, or none is.
 //!
-//! - A gang wants the lock as soon as one member does, and every member gets it, whether it requested it or not.
-//! - When one member has to leave, all are asked. A member that has drained keeps its place until the others have: if one
-//!   of them cannot, all go on (two phases).
-//! - A member that comes while the others hold the lock joins them if it fits; else they leave and come back together.
-//! - Where jobs run one after the other, a gang is one job, though its members may belong to several. The time of each member is
-//!   charged to the member's own job.
+//! - A gang wants the lock as soon as one member does, and every member gets it, whether it requested it or
+//!   not.
+//! - When one member has to leave, all are asked. A member that has drained keeps its place until the others
+//!   have: if one of them cannot, all go on (two phases).
+//! - A member that comes while the others hold the lock joins them if it fits; else they leave and come back
+//!   together.
+//! - Where jobs run one after the other, a gang is one job, though its members may belong to several. The
+//!   time of each member is charged to the member's own job.
 //! - While the job of one member is paused, the whole gang is.
 //! - Members on one GPU that do not fit it together do not wait for each other in kernels. Two programs have
 //!   one name by mistake. After [`PATIENCE`] each goes on by itself. Members on several GPUs may be ranks, of
@@ -36,7 +38,8 @@ pub(crate) struct Members {
     roster: Arc<Roster>,
     /// How far the gang is ahead of the clocks.
     pub(crate) lead: OncePerEvent,
-    /// The job as which the whole gang takes its turn: that of the member that came first, even after it has gone.
+    /// The job as which the whole gang takes its turn: that of the member that came first, even after it has
+    /// gone.
     job: Option<Job>,
     /// How many members there are to be, as they say; 0: as many as come.
     size: u32,

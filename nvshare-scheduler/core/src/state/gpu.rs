@@ -92,7 +92,8 @@ pub(crate) struct Gpu {
     pub(crate) told_bounding: bool,
     /// When the GPU is looked at again, without regard to overdue things in its ledger.
     pub(crate) wake: Option<Time>,
-    /// Waiters for which something here is in the way: all of their GPUs are looked at when something changes here.
+    /// Waiters for which something here is in the way: all of their GPUs are looked at when something changes
+    /// here.
     pub(crate) watched_by: BTreeSet<ClientId>,
     /// This GPU's entry in the core's list of deadlines.
     pub(crate) deadline: Option<Time>,
@@ -193,13 +194,15 @@ impl Gpu {
         if self.goes_ahead(client) && lead <= most { HEAD_START } else { 0 }
     }
 
-    /// Whether jobs take turns though they fit: because they are to have different parts of the time, or get more done by turns.
+    /// Whether jobs take turns though they fit: because they are to have different parts of the time, or get
+    /// more done by turns.
     pub(crate) fn takes_slices(&self) -> bool {
         self.shares.are_unequal() || self.trial.takes_turns()
     }
 
-    /// Whether holders bound their submissions: a client waits, or did a moment ago while jobs took slices, or the progress of jobs
-    /// is measured. A client that has just left asks again at once if it has more work, so its successor keeps within bounds too.
+    /// Whether holders bound their submissions: a client waits, or did a moment ago while jobs took slices,
+    /// or the progress of jobs is measured. A client that has just left asks again at once if it has more
+    /// work, so its successor keeps within bounds too.
     pub(crate) fn bounds_submissions(&self, now: Time) -> bool {
         self.has_waiter
             || self.trial.is_bounding()

@@ -1,10 +1,10 @@
 //! The sums of clients' memory on one GPU: an event does not cost more when a GPU has more clients.
 //!
-//! The ledger has an [`Entry`] for each client, and for each process that has left while it still has memory there.
-//! [`Ledger::set`] is the only way to change one, and keeps every sum and every order in step.
+//! The ledger has an [`Entry`] for each client, and for each process that has left while it still has memory
+//! there. [`Ledger::set`] is the only way to change one, and keeps every sum and every order in step.
 //!
-//! Invariant: each sum is the sum over the entries, and each set holds exactly those entries that its comment says. The
-//! tests recompute all of it from the entries (`Ledger::audit`) after each random change.
+//! Invariant: each sum is the sum over the entries, and each set holds exactly those entries that its comment
+//! says. The tests recompute all of it from the entries (`Ledger::audit`) after each random change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -74,7 +74,8 @@ pub(crate) struct Entry {
     pub(crate) job: Job,
     /// The client's place among those that wait.
     pub(crate) place: Place,
-    /// The virtual time of the place counts from the GPU's clock (ARCHITECTURE.md, Words): the client uses several GPUs, or waits with a gang.
+    /// The virtual time of the place counts from the GPU's clock (ARCHITECTURE.md, Words): the client uses
+    /// several GPUs, or waits with a gang.
     pub(crate) floats: bool,
     /// Bytes that the GPU has, as the client says, or `None` for a process that has left.
     pub(crate) total: Option<u64>,
@@ -170,7 +171,8 @@ pub(crate) struct Ledger {
     staying: BTreeSet<ClientId>,
     /// Clients that hold the lock.
     holders: BTreeSet<ClientId>,
-    /// For each job, the number of its clients that stay, and of its holders, counting only clients that answer.
+    /// For each job, the number of its clients that stay, and of its holders, counting only clients that
+    /// answer.
     staying_jobs: BTreeMap<Job, usize>,
     holder_jobs: BTreeMap<Job, usize>,
     next: BTreeSet<Place>,

@@ -1,8 +1,8 @@
 //! The state: the clients and GPUs that are there, and all that each has.
 //!
-//! Nothing in this room decides anything or says anything to anybody: [`steps`](crate::steps) change the state. The rooms above
-//! have methods of [`State`] too: questions in [`judge`](crate::judge), and what is shown of it in [`report`](crate::report). They
-//! only read, and nothing here calls them.
+//! Nothing in this room decides anything or says anything to anybody: [`steps`](crate::steps) change the
+//! state. The rooms above have methods of [`State`] too: questions in [`judge`](crate::judge), and what is
+//! shown of it in [`report`](crate::report). They only read, and nothing here calls them.
 
 pub(crate) mod account;
 pub(crate) mod agenda;
@@ -37,8 +37,8 @@ use gangs::Members;
 use gpu::Gpu;
 use terms::Jobs;
 
-/// See the module's documentation. All can be read by everybody. Changes go through the methods of this room, and only the
-/// [books](crate::steps::books) can call them: nobody else has a `&mut State`.
+/// See the module's documentation. All can be read by everybody. Changes go through the methods of this room,
+/// and only the [books](crate::steps::books) can call them: nobody else has a `&mut State`.
 #[derive(Debug)]
 pub(crate) struct State {
     config: Config,
@@ -174,7 +174,8 @@ impl State {
         self.scheduling = is_on;
     }
 
-    /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
+    /// Applies another configuration. The number that names this run of the scheduler stays, and the settings
+    /// of its start.
     pub(crate) fn replace_config(&mut self, config: Config) {
         let Config { boot, settle, restarted, .. } = self.config;
         self.config = Config { boot, settle, restarted, ..config };
@@ -237,8 +238,8 @@ impl State {
         }
     }
 
-    /// Changes each GPU that a client uses, with its account there. The account's entry in the GPU's ledger is not
-    /// written: this is for figures that no entry has.
+    /// Changes each GPU that a client uses, with its account there. The account's entry in the GPU's ledger
+    /// is not written: this is for figures that no entry has.
     pub(crate) fn change_each_gpu_of(
         &mut self,
         id: ClientId,

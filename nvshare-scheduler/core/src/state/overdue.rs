@@ -30,8 +30,8 @@ impl Client {
             .min()
     }
 
-    /// Ends each of the client's times on a GPU that has passed. The answer about the lock stays due until the client counts
-    /// as stuck.
+    /// Ends each of the client's times on a GPU that has passed. The answer about the lock stays due until
+    /// the client counts as stuck.
     pub(crate) fn expire(&mut self, uuid: GpuUuid, now: Time, grace: Duration) -> Unanswered {
         let lock = Some(self.phase()).filter(|_| self.lock_due().is_some_and(|due| due <= now));
         let has_not_passed = |until: &Time| *until > now;

@@ -9,7 +9,8 @@
 //! has passed it. If it stops for [`SHORTEST_SLEEP`] or more, its lag is cut to a bound: twice the sum of the
 //! quantum and the longest drain.
 //!
-//! Compute limits change the weights (see [`entitled`]): the weights in force depend on which jobs want the GPU.
+//! Compute limits change the weights (see [`entitled`]): the weights in force depend on which jobs want the
+//! GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -208,7 +209,8 @@ impl Shares {
         };
     }
 
-    /// Counts a change of one process of a job. `bound`: how much of what a job is behind or ahead is kept at most.
+    /// Counts a change of one process of a job. `bound`: how much of what a job is behind or ahead is kept at
+    /// most.
     pub(in crate::state) fn change(
         &mut self,
         job: Job,
@@ -252,23 +254,26 @@ impl Shares {
         self.recompute_weights(job);
     }
 
-    /// Gives a job that begins to want the GPU its virtual time: what it was behind when it stopped, at most `bound`.
+    /// Gives a job that begins to want the GPU its virtual time: what it was behind when it stopped, at most
+    /// `bound`.
     fn place(&mut self, job: Job, was: &Share, share: &mut Share, bound: Nanos) {
         let known = self.jobs.contains_key(&job);
         self.catch_up();
-        // A job that gives the lock back because it was asked to, and asks again at once, has not stopped wanting the GPU.
+        // A job that gives the lock back because it was asked to, and asks again at once, has not stopped
+        // wanting the GPU.
         let paused = self.advanced_to.saturating_sub(was.stopped_at) >= SHORTEST_SLEEP;
         let most = if paused { bound } else { Virtual::MAX };
         let start = self.clock - was.behind.clamp(0, most);
         share.time_before_turn = if known { was.time_before_turn.max(start) } else { start };
     }
 
-    /// Ends the turn of a job that holds the GPU no longer. The time by which its restore took longer than its work is lost to all
-    /// jobs alike. The job stays ahead by at most twice the `bound`.
+    /// Ends the turn of a job that holds the GPU no longer. The time by which its restore took longer than
+    /// its work is lost to all jobs alike. The job stays ahead by at most twice the `bound`.
     fn end_turn(&mut self, share: &mut Share, bound: Nanos) {
         let lost = share.end_turn();
         self.clock = self.clock.saturating_add(to_virtual(lost, self.weights));
-        // The bound is in real time. A light job's virtual time grows faster, so its bound in virtual time is larger.
+        // The bound is in real time. A light job's virtual time grows faster, so its bound in virtual time is
+        // larger.
         let most = to_virtual(bound.saturating_mul(2), share.weight.min(USUAL));
         share.time_before_turn = share.time_before_turn.min(self.clock.saturating_add(most));
     }

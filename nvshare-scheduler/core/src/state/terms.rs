@@ -17,14 +17,15 @@ struct JobTerms {
     weight: Option<u32>,
     priority: Option<Priority>,
     enforcement: Option<Enforcement>,
-    /// Limits on every GPU, and on single ones: in per cent, and in bytes; 0: no limit, whatever the job asks for.
+    /// Limits on every GPU, and on single ones: in per cent, and in bytes; 0: no limit, whatever the job asks
+    /// for.
     compute: Option<u8>,
     compute_on: BTreeMap<GpuUuid, u8>,
     memory: Option<u64>,
     memory_on: BTreeMap<GpuUuid, u64>,
     paused: bool,
-    /// The terms that the seat of the job sets, or that were set for it as one of Slurm's, on each GPU. An administrator's word stands
-    /// above them, and processes may ask for less.
+    /// The terms that the seat of the job sets, or that were set for it as one of Slurm's, on each GPU. An
+    /// administrator's word stands above them, and processes may ask for less.
     seat: Given,
 }
 
@@ -102,8 +103,8 @@ pub(crate) struct InForce {
 /// How many processes ask for each value.
 type Counts<V> = BTreeMap<V, usize>;
 
-/// The least that the processes of a job ask for. It is kept by counts: a job may have a thousand processes, with limits on many
-/// GPUs, and each of them comes and goes.
+/// The least that the processes of a job ask for. It is kept by counts: a job may have a thousand processes,
+/// with limits on many GPUs, and each of them comes and goes.
 #[derive(Debug, Clone, Default)]
 struct Least {
     weight: Counts<u32>,
@@ -211,7 +212,8 @@ fn in_force(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> InForce {
     let priority = given.priority.or(given.seat.priority).unwrap_or_default();
     let priority = first(&least.priority).into_iter().fold(priority, Priority::min);
     let bound = given.seat.compute.filter(|&percent| percent > 0);
-    // A process that lowers its limit, and says that limits have no effect, does not switch off that of its seat.
+    // A process that lowers its limit, and says that limits have no effect, does not switch off that of its
+    // seat.
     let of_seat = given.seat.enforcement.or_else(|| bound.map(|_| Enforcement::Default));
     let strictest = of_seat.into_iter().chain(least.enforcement()).max_by_key(|&one| strictness(one));
     let enforcement = given.enforcement.or(strictest).unwrap_or_default();

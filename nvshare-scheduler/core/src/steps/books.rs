@@ -1,4 +1,5 @@
-//! The books: the state, what is to be looked at again, and what goes out. Steps change the state through them alone.
+//! The books: the state, what is to be looked at again, and what goes out. Steps change the state through
+//! them alone.
 //!
 //! A change of a client is complete when the method returns. Its entries in ledgers have changed with it, the
 //! differences are reported, and all that depends on it is looked at again. GPUs, jobs and gangs are handed
@@ -21,7 +22,8 @@ use crate::state::gangs::Members;
 use crate::state::gpu::Gpu;
 use crate::state::terms::Jobs;
 
-/// See the module's documentation. The other steps read the [`State`], and get at all that they change by the methods below.
+/// See the module's documentation. The other steps read the [`State`], and get at all that they change by the
+/// methods below.
 #[derive(Debug)]
 pub(crate) struct Books {
     state: State,
@@ -160,13 +162,14 @@ impl Books {
 
 /// Changes of GPUs.
 impl Books {
-    /// Changes a GPU; no event follows, and nothing is looked at again. Returns what the change returns, or `None` if the GPU is not
-    /// known.
+    /// Changes a GPU; no event follows, and nothing is looked at again. Returns what the change returns, or
+    /// `None` if the GPU is not known.
     pub(crate) fn change_gpu<T>(&mut self, uuid: GpuUuid, change: impl FnOnce(&mut Gpu) -> T) -> Option<T> {
         self.state.gpu_mut(uuid).map(change)
     }
 
-    /// Changes each GPU that a client uses, with figures of its account there: see [`State::change_each_gpu_of`].
+    /// Changes each GPU that a client uses, with figures of its account there: see
+    /// [`State::change_each_gpu_of`].
     pub(crate) fn change_each_gpu_of(&mut self, id: ClientId, change: impl FnMut(&mut Gpu, &mut Account)) {
         self.state.change_each_gpu_of(id, change);
     }

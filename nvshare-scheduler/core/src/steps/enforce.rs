@@ -1,4 +1,5 @@
-//! Clients that must leave though nobody waits for the GPU: their enforced compute limit is used up, or they are paused.
+//! Clients that must leave though nobody waits for the GPU: their enforced compute limit is used up, or they
+//! are paused.
 
 use nvshare_proto::GpuUuid;
 

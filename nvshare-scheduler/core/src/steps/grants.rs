@@ -1,5 +1,5 @@
-//! Grants: a client that is next gets the lock, with room for all that it has, once there is room on all of its GPUs. All members of
-//! a gang get it at once.
+//! Grants: a client that is next gets the lock, with room for all that it has, once there is room on all of
+//! its GPUs. All members of a gang get it at once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,7 +19,8 @@ use crate::steps::books::Books;
 use crate::steps::round::Round;
 
 impl Round<'_> {
-    /// Gives room to clients that are next and to allocations that wait, and takes it from clients that do not run.
+    /// Gives room to clients that are next and to allocations that wait, and takes it from clients that do
+    /// not run.
     pub(crate) fn make_room(&mut self, uuid: GpuUuid) {
         self.books.reclaim_excess_room(uuid);
         let wants = |gpu: &&Gpu| !gpu.ledger.needy().is_empty() || !gpu.ledger.next().is_empty();
@@ -29,8 +30,8 @@ impl Round<'_> {
         let is_parked = |standing| standing == Standing::Parked || standing == Standing::Waits;
         self.books.serve_needs(uuid, |standing| !is_parked(standing));
         self.grant_or_evict_for_all(uuid);
-        // Last: an allocation of a parked client may have to wait for a turn, and no client that is next waits for it
-        // meanwhile.
+        // Last: an allocation of a parked client may have to wait for a turn, and no client that is next
+        // waits for it meanwhile.
         self.books.serve_needs(uuid, is_parked);
     }
 
@@ -80,8 +81,8 @@ impl Round<'_> {
         }
     }
 
-    /// Grants the lock, or makes room for it; to all members of a gang at once. `reserved`: bytes that the clients ahead
-    /// lack on the GPU `looked_at`.
+    /// Grants the lock, or makes room for it; to all members of a gang at once. `reserved`: bytes that the
+    /// clients ahead lack on the GPU `looked_at`.
     fn grant_or_evict(&mut self, id: ClientId, looked_at: GpuUuid, reserved: u64) {
         let state = self.books.state();
         let unit = state.unit(id);
@@ -135,8 +136,8 @@ struct Grantee {
 }
 
 impl Books {
-    /// Looks for room on one GPU, and has others give back what is missing. Returns whether there was enough. `ahead`: bytes
-    /// that the clients ahead lack there, where they were counted.
+    /// Looks for room on one GPU, and has others give back what is missing. Returns whether there was enough.
+    /// `ahead`: bytes that the clients ahead lack there, where they were counted.
     fn find_room(&mut self, grantee: &Grantee, uuid: GpuUuid, ahead: Option<u64>) -> bool {
         let Grantee { id, ref unit, ref next, ref gpus } = *grantee;
         let state = self.state();
@@ -221,8 +222,8 @@ impl Books {
         let gpus = self.state().gpus_used_by(id);
         let quantum = self.state().gpus_among(&gpus).map(|gpu| gpu.quantum).min();
         let quantum_ms = quantum.map_or(u64::MAX, |quantum| quantum.as_millis() as u64);
-        // WAITERS goes before the grant: the gate may open at once, and work in flight must be bounded from the first
-        // launch on.
+        // WAITERS goes before the grant: the gate may open at once, and work in flight must be bounded from
+        // the first launch on.
         let state = self.state();
         let waited_for = state.gpus_among(&gpus).any(|gpu| gpu.bounds_submissions_from_grant(since));
         let bounded = state.client(id).is_some_and(|client| state.is_bounded(client));

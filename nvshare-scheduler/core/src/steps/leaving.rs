@@ -59,7 +59,8 @@ impl Books {
         let holds = |client: &&Client| client.phase().holds() && !client.stuck;
         let deferrals: Vec<u32> =
             self.state().clients_of(unit).filter(holds).map(|client| client.deferrals).collect();
-        // A member that deferred a drain lately, or was asked along with one that did, is not asked again and again.
+        // A member that deferred a drain lately, or was asked along with one that did, is not asked again and
+        // again.
         let recalls = !deferrals.is_empty() && deferrals.iter().all(|&deferrals| deferrals == 0);
         if recalls {
             self.ask_to_leave(unit.first());

@@ -1,4 +1,5 @@
-//! Measures whether the jobs of a GPU get more done side by side or by turns: what the core does for a [`Trial`](crate::state::trial).
+//! Measures whether the jobs of a GPU get more done side by side or by turns: what the core does for a
+//! [`Trial`](crate::state::trial).
 
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 

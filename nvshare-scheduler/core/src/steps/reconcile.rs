@@ -1,8 +1,8 @@
 //! Looks at each GPU of which something has changed, or whose deadline has come, and does what is due.
 //!
-//! The looks come in rounds, since a decision on one GPU may change another. A round first brings each GPU up to date: overdue
-//! answers, limits, sets that outgrew it. Then it decides on each who is next, and who gets room. After the last round, holders
-//! are told whether a client waits.
+//! The looks come in rounds, since a decision on one GPU may change another. A round first brings each GPU up
+//! to date: overdue answers, limits, sets that outgrew it. Then it decides on each who is next, and who gets
+//! room. After the last round, holders are told whether a client waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -41,7 +41,8 @@ impl Books {
         let Some((gpu, account)) = gpu_and_account.filter(|(_, account)| account.needs > 0) else { return };
         let parked =
             gpu.ledger.entry(id).is_some_and(|entry| !entry.standing.holds() && !entry.standing.is_staying());
-        // One client can have no more than the capacity: a larger need gets only the rest up to that, which may be nothing.
+        // One client can have no more than the capacity: a larger need gets only the rest up to that, which
+        // may be nothing.
         let capacity = self.state().capacity(gpu, id);
         let needs = account.needs.min(capacity.saturating_sub(account.room));
         let before = if parked { self.state().reserved_before(gpu, &Unit::alone(id)) } else { 0 };
@@ -50,8 +51,8 @@ impl Books {
         if needs <= available {
             return self.give_room(id, uuid, needs + spare(gpu, available - needs, id));
         }
-        // Freed room goes to the clients ahead first: if less than all of it were ordered, the order would be repeated
-        // without end.
+        // Freed room goes to the clients ahead first: if less than all of it were ordered, the order would be
+        // repeated without end.
         let missing = ahead.saturating_add(needs).saturating_sub(free);
         let missing = missing.saturating_add(self.state().overfull(gpu, id));
         *reserved = reserved.saturating_add(needs);
@@ -86,7 +87,8 @@ impl Books {
     /// Lets an allocation wait for a turn of its client, or refuses it, when nobody can give the room now.
     fn wait_or_refuse(&mut self, id: ClientId, uuid: GpuUuid, needs: u64) {
         if self.state().gpu(uuid).is_some_and(|gpu| self.state().fits_in_the_end(gpu, id)) {
-            // The clients in the way give the room back when their turn is over, or when their drain is complete after all.
+            // The clients in the way give the room back when their turn is over, or when their drain is
+            // complete after all.
             return self.want_turn(id);
         }
         self.change_account(id, uuid, |account| account.needs = 0);
@@ -105,8 +107,8 @@ impl Books {
         }
     }
 
-    /// Gives room to an allocation that waits, before its client is granted the lock: a grant has room for the whole
-    /// demand.
+    /// Gives room to an allocation that waits, before its client is granted the lock: a grant has room for
+    /// the whole demand.
     pub(crate) fn serve_need_with_grant(&mut self, id: ClientId, uuid: GpuUuid) {
         let needs = self.state().account(id, uuid).map_or(0, |account| account.needs);
         if needs > 0 {
@@ -119,8 +121,9 @@ impl Books {
         }
     }
 
-    /// Orders evictions of `needed` bytes, less what is ordered already: see [`State::evictions`](crate::state::State::evictions).
-    /// Returns whether they suffice, or an earlier order is still unanswered.
+    /// Orders evictions of `needed` bytes, less what is ordered already: see
+    /// [`State::evictions`](crate::state::State::evictions). Returns whether they suffice, or an earlier
+    /// order is still unanswered.
     pub(crate) fn order_evictions(
         &mut self,
         uuid: GpuUuid,

@@ -17,7 +17,8 @@ pub(crate) struct Round<'a> {
     pub(crate) books: &'a mut Books,
     /// Waiters that use several GPUs, by the first of each gang.
     waiters: BTreeMap<ClientId, Arc<Case>>,
-    /// Waiters that watch the GPUs where something is in their way, since they were judged last; by the first of each gang.
+    /// Waiters that watch the GPUs where something is in their way, since they were judged last; by the first
+    /// of each gang.
     pub(crate) watching: BTreeSet<ClientId>,
     /// Waiters whose full GPUs are noted since they were judged last; by the first of each gang.
     pub(crate) noted: BTreeSet<ClientId>,

@@ -8,7 +8,8 @@ use crate::state::client::ClientId;
 use crate::state::gpu::{Gpu, Size, Source};
 use crate::steps::books::Books;
 
-/// Beyond this number of GPUs, the core forgets those that no client uses. No machine has as many: most are invented by a client.
+/// Beyond this number of GPUs, the core forgets those that no client uses. No machine has as many: most are
+/// invented by a client.
 const PRUNE_UNUSED_ABOVE: usize = 256;
 
 impl Books {

@@ -14,8 +14,8 @@ impl Books {
         self.apply_pauses(self.state().jobs().clients(job));
     }
 
-    /// Applies a job's terms on these GPUs. If they differ from those before, they may bound the work in flight of its clients, or
-    /// do so no longer: the clients are told.
+    /// Applies a job's terms on these GPUs. If they differ from those before, they may bound the work in
+    /// flight of its clients, or do so no longer: the clients are told.
     fn apply_terms_on(&mut self, job: Job, gpus: Vec<GpuUuid>) {
         let mut is_news = false;
         let now = self.state().now();
@@ -36,8 +36,8 @@ impl Books {
         }
     }
 
-    /// Pauses these clients and their gangs, or lets them go on. A gang is granted together or not at all, so all of it is
-    /// paused while the job of one of its members is.
+    /// Pauses these clients and their gangs, or lets them go on. A gang is granted together or not at all, so
+    /// all of it is paused while the job of one of its members is.
     pub(crate) fn apply_pauses(&mut self, clients: Vec<ClientId>) {
         for id in self.state().with_their_gangs(clients) {
             self.count_work(1);
@@ -46,14 +46,16 @@ impl Books {
             let paused = state.clients_of(&unit).any(|client| state.jobs().is_paused(client.job));
             if state.client(id).is_some_and(|client| client.paused != paused) {
                 self.change_client(id, |client| client.paused = paused);
-                // A client that runs has to leave, though nothing in its ledger entries changed. Until it can, its work in flight is bounded.
+                // A client that runs has to leave, though nothing in its ledger entries changed. Until it
+                // can, its work in flight is bounded.
                 self.look_at(self.state().gpus_used_by(id));
                 self.tell_later([id]);
             }
         }
     }
 
-    /// Tells a client what an administrator, or its seat, lets it allocate; `before` is what its seat did until now.
+    /// Tells a client what an administrator, or its seat, lets it allocate; `before` is what its seat did
+    /// until now.
     pub(crate) fn tell_limits(&mut self, id: ClientId, before: u64) {
         let state = self.state();
         let limits = state.client(id).map(|client| state.jobs().limits_of(client, before));
@@ -62,8 +64,8 @@ impl Books {
         }
     }
 
-    /// Applies the terms of a client's job after the client came, or began to use a GPU. A wish of one process counts on all GPUs of
-    /// its job.
+    /// Applies the terms of a client's job after the client came, or began to use a GPU. A wish of one
+    /// process counts on all GPUs of its job.
     pub(crate) fn apply_terms_of(&mut self, id: ClientId) {
         let state = self.state();
         let Some(client) = state.client(id) else {

@@ -75,7 +75,8 @@ impl Round<'_> {
     ) {
         match verdict {
             Verdict::Hopeless => {
-                // A holder that gave up its drains is still told that a client waits, so that it bounds its work in flight.
+                // A holder that gave up its drains is still told that a client waits, so that it bounds its
+                // work in flight.
                 if self.books.state().gpu(uuid).is_some_and(|gpu| self.books.state().somebody_defers(gpu)) {
                     self.books.note_waiter(uuid);
                 }
@@ -137,7 +138,8 @@ impl Round<'_> {
                 return None;
             }
             Some(end) => self.books.wake_at(uuid, end.at),
-            // The turn that it waits for may be on another GPU: when something changes there, its GPUs are looked at again.
+            // The turn that it waits for may be on another GPU: when something changes there, its GPUs are
+            // looked at again.
             None => self.watch(case, full_gpus, id),
         }
         let gpu = self.books.state().known_gpu(uuid)?;
@@ -202,8 +204,8 @@ impl Books {
             if self.state().phase(id) == Some(Phase::Parked) {
                 self.change_client(id, |client| {
                     client.make_next(why);
-                    // A member may wait only because its gang asked. It goes on waiting if it has to step back. Otherwise the
-                    // shares would change each time.
+                    // A member may wait only because its gang asked. It goes on waiting if it has to step
+                    // back. Otherwise the shares would change each time.
                     client.request_lock(now);
                 });
             }

@@ -1,4 +1,5 @@
-//! The trial of a GPU: whether the jobs that fit it get more done side by side or by turns (see [`progress`]).
+//! The trial of a GPU: whether the jobs that fit it get more done side by side or by turns (see
+//! [`progress`]).
 //!
 //! | stage | jobs run | ends |
 //! |---|---|---|
@@ -13,9 +14,10 @@
 //! counts from the moment that it comes. In turns nobody is asked. A client says its counters each time that
 //! it gives the lock back, when all that it has submitted is complete.
 //!
-//! A program that never waits for its work has as much in flight as the driver takes: half a second of work, or several. A drain of that
-//! would be given up. So from the end of the first window on, until the trial is over, launch windows bound what is in flight as if somebody
-//! waited. By the answers at that end all is complete that was submitted before; then clients are asked until they answer soon.
+//! A program that never waits for its work has as much in flight as the driver takes: half a second of work,
+//! or several. A drain of that would be given up. So from the end of the first window on, until the trial is
+//! over, launch windows bound what is in flight as if somebody waited. By the answers at that end all is
+//! complete that was submitted before; then clients are asked until they answer soon.
 
 mod aim;
 mod seen;
@@ -32,7 +34,8 @@ use aim::{Aim, Checks};
 use seen::{Counted, Said};
 pub(crate) use seen::{Sight, Todo};
 
-/// A client has completed within this time what it had submitted when it was asked: more than any queue of work.
+/// A client has completed within this time what it had submitted when it was asked: more than any queue of
+/// work.
 const ANSWERS: Duration = Duration::from_secs(30);
 /// Submitted work is complete within this time after all were asked for the lock.
 const SEPARATES: Duration = Duration::from_secs(10);
@@ -56,8 +59,8 @@ enum Stage {
     Rests {
         until: Time,
     },
-    /// From and to when work is counted, and how often clients were asked. In the first window of a trial, nothing is bounded
-    /// yet.
+    /// From and to when work is counted, and how often clients were asked. In the first window of a trial,
+    /// nothing is bounded yet.
     Counts {
         from: Time,
         to: Time,
@@ -103,7 +106,8 @@ pub(crate) struct Trial {
     /// The submissions of each client when it last gave the lock back.
     counts: BTreeMap<ClientId, u64>,
     given_back: Time,
-    /// The rates of jobs side by side: in the window in which nothing was bounded, in the last one, and in the one before.
+    /// The rates of jobs side by side: in the window in which nothing was bounded, in the last one, and in
+    /// the one before.
     native: BTreeMap<Job, f64>,
     beside: BTreeMap<Job, f64>,
     before: BTreeMap<Job, f64>,
@@ -254,7 +258,8 @@ impl Trial {
             Stage::Counts { from, to, asked: 1, first } => match self.answered(|said| said.first) {
                 None => self.wait_for_answers(from, now, todo),
                 Some(answered) => {
-                    // Work in flight delays the answers at the other end as well, so clients are asked earlier.
+                    // Work in flight delays the answers at the other end as well, so clients are asked
+                    // earlier.
                     let queue = if first { answered.saturating_sub(from) } else { Duration::ZERO };
                     let to = to.saturating_sub(queue);
                     todo.wake = Some(to);
@@ -559,7 +564,8 @@ impl Trial {
         };
         self.lost += lost;
         *todo = Todo::default();
-        // A drain that was given up says nothing of the jobs: it does not put the next trial off further and further.
+        // A drain that was given up says nothing of the jobs: it does not put the next trial off further and
+        // further.
         let failures = self.failures;
         if self.is_decided() {
             todo.note = Some(format!("jobs that fit run side by side again: {why}"));

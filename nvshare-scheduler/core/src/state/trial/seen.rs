@@ -19,7 +19,8 @@ impl Counted {
     }
 }
 
-/// How many submissions of a client were complete, and when, as it answered the first and the last question of a window.
+/// How many submissions of a client were complete, and when, as it answered the first and the last question
+/// of a window.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Said {
     pub(super) first: Option<(u64, Time)>,
@@ -52,7 +53,8 @@ pub(crate) struct Todo {
 /// The view that the core has of a GPU.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sight<'a> {
-    /// The clients that hold the GPU or wait for it, and their jobs, or `None` if they are not to be measured now.
+    /// The clients that hold the GPU or wait for it, and their jobs, or `None` if they are not to be measured
+    /// now.
     pub(crate) set: Option<&'a BTreeMap<ClientId, Job>>,
     /// Nobody holds the GPU.
     pub(crate) is_free: bool,

@@ -18,7 +18,8 @@ impl State {
     pub(crate) fn measured_set(&self, gpu: &Gpu) -> Option<BTreeMap<ClientId, Job>> {
         let asked_for_turns = gpu.shares.are_unequal() || !gpu.shares.paced().is_empty();
         let one_at_a_time = self.config.exclusive || gpu.source == Source::Disputed;
-        // Nobody waits for jobs that fit, so a drain that was given up is tried again by the next trial alone.
+        // Nobody waits for jobs that fit, so a drain that was given up is tried again by the next trial
+        // alone.
         let cannot_drain = gpu.deferred.holds_back(self.now);
         if self.config.together == Together::Always || asked_for_turns || one_at_a_time || cannot_drain {
             return None;
