@@ -4,8 +4,8 @@
 //! that do not run, the furthest next turn first (Belady's rule), as far as the order of turns is known:
 //!
 //! 1. Clients that sleep. When they ask again is not known. Those that have slept for longest go first. Those
-//! that usually sleep for a moment only, and then go ahead of others, go last. 2. Clients that wait, the last
-//! of the queue first: by virtual time, then by who came later.
+//!    that usually sleep for a moment only, and then go ahead of others, go last.
+//! 2. Clients that wait, the last of the queue first: by virtual time, then by who came later.
 //!
 //! Never more than is needed, so only the last one that is asked gives a part of what it has.
 
