@@ -131,7 +131,7 @@ pub(crate) unsafe fn get_handle_for_range(
 
 /// The program shares memory that moves: memory that it allocates from now on can be shared, and does not move.
 fn warn_once(with: &str, or: &str) {
-    if plain::was_refused() {
+    if plain::note_refusal() {
         log::warn(format_args!(
             "the program shares memory {with}, but memory that moves cannot be shared; memory that it allocates from \
              now on can be shared and is not moved. NVSHARE_PLAIN=all, or the sizes in question, makes such memory \

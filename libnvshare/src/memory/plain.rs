@@ -21,24 +21,24 @@ pub(crate) fn needs_plain(bytes: u64) -> bool {
     REFUSED.load(Ordering::Relaxed)
         || config::get().is_ok_and(|config| match &config.plain {
             Some(sizes) => sizes.iter().any(|size| size.contains(&bytes)),
-            None => is_seen(),
+            None => executable_needs_plain(),
         })
 }
 
-/// Whether device memory of any size has to be plain.
+/// Whether device memory of at least one size has to be plain.
 pub(crate) fn needs_some_plain() -> bool {
     config::get().is_ok_and(|config| match &config.plain {
         Some(sizes) => !sizes.is_empty(),
-        None => is_seen(),
+        None => executable_needs_plain(),
     })
 }
 
-/// Whether the program's executable shows that it needs plain memory.
-fn is_seen() -> bool {
-    static SEEN: OnceLock<bool> = OnceLock::new();
-    *SEEN.get_or_init(|| {
+/// Whether the program's executable shows that it needs plain memory. The first call reads the executable, and logs a need.
+fn executable_needs_plain() -> bool {
+    static NEEDS: OnceLock<bool> = OnceLock::new();
+    *NEEDS.get_or_init(|| {
         let shares = config::get().is_ok_and(|config| config.memory == MemoryMode::Swap);
-        let call = executable::needs_plain(shares);
+        let call = executable::find_refusing_call(shares);
         if let Some(call) = &call {
             log::info(format_args!(
                 "the program calls {call}, which refuses managed memory: its device memory stays plain and is not \
@@ -49,7 +49,7 @@ fn is_seen() -> bool {
     })
 }
 
-/// Notes that a handle was refused for managed memory. Returns whether it is the first one.
-pub(crate) fn was_refused() -> bool {
+/// Notes that a handle was refused for managed memory. Returns whether it is the first refusal.
+pub(crate) fn note_refusal() -> bool {
     !REFUSED.swap(true, Ordering::Relaxed)
 }

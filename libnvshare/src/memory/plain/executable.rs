@@ -28,7 +28,7 @@ const MOST_CODE: u64 = 32 << 20;
 
 /// The function that the program calls and that refuses its memory, if the executable shows one. `shares`: the library itself
 /// shares the memory with other processes.
-pub(super) fn needs_plain(shares: bool) -> Option<String> {
+pub(super) fn find_refusing_call(shares: bool) -> Option<String> {
     let file = File::open("/proc/self/exe").ok()?;
     let mapped = Mapped::new(&file)?;
     let elf = ElfFile64::<Endianness>::parse(mapped.bytes()).ok()?;
