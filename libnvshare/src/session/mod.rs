@@ -146,7 +146,7 @@ impl Thread {
         for done in done {
             self.tell(|session, library, now| session.done(library, done, now));
         }
-        for message in supply::to_say() {
+        for message in supply::take_messages() {
             self.tell(|_, library, _| library.say(message));
         }
         gate::forget_request();
@@ -194,7 +194,7 @@ impl Thread {
                     asked,
                 };
                 self.tell(|_, library, _| library.send(&Request::Register(register)));
-                if let Some(held) = supply::connected() {
+                if let Some(held) = supply::on_registered() {
                     self.tell(|_, library, _| library.say(held));
                 }
             }
@@ -261,7 +261,7 @@ impl Thread {
                         Some(wire) if !segments.is_empty() => wire.take_passed(),
                         _ => Vec::new(),
                     };
-                    supply::arrived(offered, segments, passed);
+                    supply::on_answer(offered, segments, passed);
                 }
                 Reply::Client(SchedulerMessage::HostShort { bytes }) => {
                     swap::give_way(bytes);
@@ -313,7 +313,7 @@ impl Thread {
 
     /// The connection is gone.
     fn lose(&mut self, why: &str) {
-        supply::lost();
+        supply::on_connection_lost();
         // The scheduler takes back what this process had of the tenant's limit.
         devices::all().for_each(|device| device.share_quota(None));
         if self.lost_for.as_deref() != Some(why) {
@@ -387,7 +387,7 @@ impl Host for Library {
     }
 
     fn reconnect(&mut self) {
-        supply::lost();
+        supply::on_connection_lost();
         log::debug(format_args!("registering again"));
         devices::all().for_each(|device| device.share_quota(None));
         self.wire = None;

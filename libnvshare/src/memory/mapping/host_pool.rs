@@ -247,7 +247,7 @@ impl HostPool {
                 ));
                 None
             }
-            Supplied::Nobody => None,
+            Supplied::Unavailable => None,
         };
         if let Some(segment) = from_scheduler {
             match self.register(segment) {

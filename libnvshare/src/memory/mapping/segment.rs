@@ -36,7 +36,7 @@ impl Drop for Segment {
         // addresses any more: a segment that it does not let go is not unmapped.
         unsafe { libc::munmap(self.address as *mut c_void, self.bytes) };
         if let Some(number) = self.number {
-            supply::gave_back(number);
+            supply::queue_return(number);
         }
     }
 }
@@ -86,7 +86,7 @@ impl Segment {
     pub(super) fn of_scheduler(HostSegment { number, bytes }: HostSegment, file: &OwnedFd) -> Option<Self> {
         // The scheduler counts it as this process's until it is told.
         let Some(mut segment) = Self::new(bytes) else {
-            supply::gave_back(number);
+            supply::queue_return(number);
             return None;
         };
         // SAFETY: in place of the mapping just made, which nobody has yet.
@@ -101,12 +101,12 @@ impl Segment {
             )
         };
         if mapped == libc::MAP_FAILED {
-            supply::gave_back(number);
+            supply::queue_return(number);
             return None;
         }
         segment.keep_private();
         segment.number = Some(number);
-        supply::took(HostSegment { number, bytes });
+        supply::note_mapped(HostSegment { number, bytes });
         Some(segment)
     }
 

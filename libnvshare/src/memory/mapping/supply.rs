@@ -23,8 +23,8 @@ pub(super) enum Supplied {
     Segment(HostSegment, OwnedFd),
     /// The scheduler has no more for this process.
     Refused,
-    /// Nobody hands out segments.
-    Nobody,
+    /// No scheduler hands out segments.
+    Unavailable,
 }
 
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ struct Supply {
     /// A scheduler is there, and has not said that it hands out nothing.
     offers: bool,
     /// The driver does not page-lock such memory.
-    is_of_no_use: bool,
+    driver_refuses: bool,
     wanted: Option<u64>,
     /// When the question was asked that is not answered.
     asked: Option<Instant>,
@@ -40,8 +40,8 @@ struct Supply {
     arrived: Vec<(HostSegment, OwnedFd)>,
     /// Segments that are mapped.
     held: BTreeMap<u64, u64>,
-    /// Segments that are not any more, of which the scheduler is to be told.
-    back: Vec<u64>,
+    /// Segments that are not used any more, of which the scheduler is still to be told.
+    to_return: Vec<u64>,
 }
 
 static SUPPLY: Mutex<Option<Supply>> = Mutex::new(None);
@@ -57,7 +57,7 @@ fn supply() -> MutexGuard<'static, Option<Supply>> {
 /// that does not come.
 pub(super) fn ask(bytes: u64) -> Supplied {
     if lifecycle::is_forked() {
-        return Supplied::Nobody;
+        return Supplied::Unavailable;
     }
     let _asking = lock(&ASKING);
     let mut guard = supply();
@@ -75,7 +75,7 @@ pub(super) fn ask(bytes: u64) -> Supplied {
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if !supply.offers || left.is_zero() || lifecycle::is_exiting() {
-            return Supplied::Nobody;
+            return Supplied::Unavailable;
         }
         if supply.refused {
             return Supplied::Refused;
@@ -89,23 +89,23 @@ pub(super) fn ask(bytes: u64) -> Supplied {
 pub(super) fn give_up() {
     let mut guard = supply();
     let supply = guard.get_or_insert_default();
-    (supply.is_of_no_use, supply.offers) = (true, false);
+    (supply.driver_refuses, supply.offers) = (true, false);
 }
 
-/// A segment is mapped.
-pub(super) fn took(segment: HostSegment) {
+/// Notes that a segment is mapped.
+pub(super) fn note_mapped(segment: HostSegment) {
     supply().get_or_insert_default().held.insert(segment.number, segment.bytes);
 }
 
-/// A segment is not used any more.
-pub(super) fn gave_back(number: u64) {
+/// Queues a segment that is not used any more for its return to the scheduler.
+pub(super) fn queue_return(number: u64) {
     if lifecycle::is_forked() {
         return;
     }
     let mut guard = supply();
     let supply = guard.get_or_insert_default();
     supply.held.remove(&number);
-    supply.back.push(number);
+    supply.to_return.push(number);
     drop(guard);
     bell::ring();
 }
@@ -113,7 +113,7 @@ pub(super) fn gave_back(number: u64) {
 /// Whether the scheduler is to be told that the segment is not used any more.
 #[cfg(test)]
 pub(super) fn is_given_back(number: u64) -> bool {
-    supply().get_or_insert_default().back.contains(&number)
+    supply().get_or_insert_default().to_return.contains(&number)
 }
 
 /// Gives back what came and is not wanted any more.
@@ -121,24 +121,24 @@ pub(super) fn give_back_unused() {
     let unused = std::mem::take(&mut supply().get_or_insert_default().arrived);
     for (segment, descriptor) in unused {
         drop(descriptor);
-        gave_back(segment.number);
+        queue_return(segment.number);
     }
 }
 
-/// The process has registered with a scheduler. Returns what it says of segments that it has.
-pub(crate) fn connected() -> Option<ClientMessage> {
+/// Turns asking on, after the process has registered with a scheduler. Returns the message about segments that are mapped.
+pub(crate) fn on_registered() -> Option<ClientMessage> {
     let mut guard = supply();
     let supply = guard.get_or_insert_default();
-    supply.offers = !supply.is_of_no_use;
+    supply.offers = !supply.driver_refuses;
     (supply.asked, supply.wanted) = (None, None);
-    supply.back.clear();
+    supply.to_return.clear();
     let segments: Vec<HostSegment> =
         supply.held.iter().map(|(&number, &bytes)| HostSegment { number, bytes }).collect();
     (!segments.is_empty()).then_some(ClientMessage::HostHeld { segments })
 }
 
-/// The connection has ended.
-pub(crate) fn lost() {
+/// Turns asking off, after the connection has ended. Threads that wait for an answer go on.
+pub(crate) fn on_connection_lost() {
     let mut guard = supply();
     let supply = guard.get_or_insert_default();
     supply.offers = false;
@@ -150,18 +150,18 @@ pub(crate) fn lost() {
     CHANGED.notify_all();
 }
 
-/// The words that the session's thread is to tell the scheduler.
-pub(crate) fn to_say() -> Vec<ClientMessage> {
+/// Takes the messages that the session's thread is to send to the scheduler.
+pub(crate) fn take_messages() -> Vec<ClientMessage> {
     let mut guard = supply();
     let Some(supply) = guard.as_mut() else { return Vec::new() };
-    let back =
-        std::mem::take(&mut supply.back).into_iter().map(|segment| ClientMessage::HostBack { segment });
+    let returned =
+        std::mem::take(&mut supply.to_return).into_iter().map(|segment| ClientMessage::HostBack { segment });
     let wanted = supply.wanted.take().map(|bytes| ClientMessage::HostWanted { bytes });
-    back.chain(wanted).collect()
+    returned.chain(wanted).collect()
 }
 
-/// The scheduler's answer, with its descriptors.
-pub(crate) fn arrived(offered: bool, segments: Vec<HostSegment>, descriptors: Vec<OwnedFd>) {
+/// Takes the scheduler's answer, with its descriptors. Threads that wait for it go on.
+pub(crate) fn on_answer(offered: bool, segments: Vec<HostSegment>, descriptors: Vec<OwnedFd>) {
     if segments.len() != descriptors.len() {
         log::warn(format_args!(
             "{} of {} segments of the scheduler's memory did not come: too many files are open",
@@ -173,12 +173,12 @@ pub(crate) fn arrived(offered: bool, segments: Vec<HostSegment>, descriptors: Ve
     let supply = guard.get_or_insert_default();
     supply.asked = None;
     let lost = segments.iter().skip(descriptors.len()).map(|segment| segment.number);
-    supply.back.extend(lost);
+    supply.to_return.extend(lost);
     // Without descriptors there is no way but memory of the process's own.
     supply.offers &= offered && (segments.is_empty() || !descriptors.is_empty());
     let came = segments.into_iter().zip(descriptors);
     let (whole, others): (Vec<_>, Vec<_>) = came.partition(|(segment, file)| is_whole(*segment, file));
-    supply.back.extend(others.iter().map(|(segment, _)| segment.number));
+    supply.to_return.extend(others.iter().map(|(segment, _)| segment.number));
     supply.arrived.extend(whole);
     supply.refused = supply.arrived.is_empty();
     drop(guard);
