@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use nvshare_proto::{SEGMENT, Seldom};
 
 use super::GRANULE;
-use super::segment::Segment;
+use super::segment::{PageLockError, Segment};
 use super::supply::{self, Supplied};
 use crate::driver::types::CUresult;
 use crate::process::lock::lock;
@@ -110,7 +110,7 @@ impl Inner {
 
     /// A slot is not used any more. False: it belongs to another pool.
     fn give_back(&mut self, slot: Slot) -> bool {
-        let is_here = self.segments.iter().any(|segment| segment.has(slot.0));
+        let is_here = self.segments.iter().any(|segment| segment.contains(slot.0));
         if is_here {
             self.add_free(slot.0, GRANULE as usize);
         }
@@ -239,7 +239,7 @@ impl HostPool {
         }
         let wanted = wanted.next_multiple_of(GRANULE);
         let from_scheduler = match supply::ask(wanted) {
-            Supplied::Segment(segment, file) => Segment::of_scheduler(segment, &file),
+            Supplied::Segment(segment, file) => Segment::map_from_scheduler(segment, &file),
             Supplied::Refused => {
                 static MORE: Seldom = Seldom::new(log::warn);
                 MORE.say(format_args!(
@@ -283,20 +283,20 @@ impl HostPool {
     /// Adds a segment to the pool, if the driver page-locks it. The inner error: the driver refuses.
     fn register(&self, mut segment: Segment) -> Result<Result<(), CUresult>, NoSlots> {
         match segment.page_lock(&self.context) {
-            Ok(Ok(())) => {
+            Ok(()) => {
                 lock(&self.inner).put_in(segment);
                 Ok(Ok(()))
             }
-            Ok(Err(error)) if error.ends_all_work() => Err(NoSlots::Broken(error)),
-            Ok(Err(error)) => Ok(Err(error)),
-            Err(_) => Err(NoSlots::Gone),
+            Err(PageLockError::Driver(error)) if error.ends_all_work() => Err(NoSlots::Broken(error)),
+            Err(PageLockError::Driver(error)) => Ok(Err(error)),
+            Err(PageLockError::Gone) => Err(NoSlots::Gone),
         }
     }
 
     /// A segment of this process's own memory, as far as its control group allows.
     fn own_segment(bytes: u64) -> Option<Segment> {
         let segment = if host_memory::room() < bytes { None } else { Segment::new(bytes) }?;
-        segment.touch();
+        segment.prefault();
         Some(segment)
     }
 
@@ -332,15 +332,15 @@ impl HostPool {
     /// Gives a segment back that is not in the pool any more. False: the driver does not let it go.
     fn release(&self, mut segment: Segment) -> bool {
         match segment.unlock() {
-            Ok(Ok(())) => true,
+            Ok(()) => true,
             // The context or the process is ending: the segment ends with the pool.
-            Err(_) => {
+            Err(PageLockError::Gone) => {
                 lock(&self.inner).put_in(segment);
                 false
             }
             // The segment stays mapped: the driver still knows the addresses, so nothing else may be there.
-            refused @ Ok(Err(_)) => {
-                log::debug(format_args!("{} bytes stay page-locked: {refused:?}", segment.bytes));
+            Err(PageLockError::Driver(error)) => {
+                log::debug(format_args!("{} bytes stay page-locked: {error:?}", segment.bytes));
                 false
             }
         }

@@ -1,4 +1,4 @@
-//! Segments of the host's memory, mapped at multiples of the granule: of this process, or of the scheduler.
+//! Segments of host memory, from this process or from the scheduler, aligned to the granule.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,7 +12,7 @@ use crate::driver::types::CUresult;
 use crate::work::contexts::Context;
 use crate::work::life::Gone;
 
-/// Threads that touch a segment, at most.
+/// Threads that prefault a segment, at most.
 const MOST_THREADS: usize = 8;
 
 /// Memory from the system. It is given back when it is dropped, unless the driver still knows the addresses.
@@ -31,9 +31,9 @@ impl Drop for Segment {
         if self.is_known_to_driver() {
             return;
         }
-        // SAFETY: a mapping of ours that no copy uses. A segment is taken out of its pool only while none of its slots is taken. A pool
-        // goes off the list only so, after its context has ended, and hands out no slots from then on. Nor does the driver know the
-        // addresses any more: a segment that it does not let go is not unmapped.
+        // SAFETY: the mapping is ours and no copy uses it: a segment leaves its pool only when none of its slots is taken. A pool
+        // leaves the list only after its context has ended, and then hands out no slots. The driver has forgotten the addresses,
+        // or its context has ended.
         unsafe { libc::munmap(self.address as *mut c_void, self.bytes) };
         if let Some(number) = self.number {
             supply::queue_return(number);
@@ -41,36 +41,44 @@ impl Drop for Segment {
     }
 }
 
+/// The reason why memory is not page-locked, or stays page-locked.
+#[derive(Debug)]
+pub(super) enum PageLockError {
+    /// The driver refuses.
+    Driver(CUresult),
+    /// The context ends, or has ended.
+    Gone,
+}
+
 impl Segment {
-    /// Has the driver page-lock the memory in a context, or says why it does not.
+    /// Has the driver page-lock the memory in a context.
     ///
     /// # Errors
-    /// The context ends, or has ended.
-    pub(super) fn page_lock(&mut self, context: &Arc<Context>) -> Result<Result<(), CUresult>, Gone> {
-        let locked =
-            context.with(|| driver::register_host(self.address as *mut c_void, self.bytes as u64))?;
-        if locked.is_ok() {
-            self.locked_in = Some(Arc::clone(context));
-        }
-        Ok(locked)
+    /// The driver refuses; or the context ends, or has ended.
+    pub(super) fn page_lock(&mut self, context: &Arc<Context>) -> Result<(), PageLockError> {
+        let locked = context.with(|| driver::register_host(self.address as *mut c_void, self.bytes as u64));
+        locked.map_err(|_| PageLockError::Gone)?.map_err(PageLockError::Driver)?;
+        self.locked_in = Some(Arc::clone(context));
+        Ok(())
     }
 
-    /// Has the driver forget the memory, or says why it does not.
+    /// Has the driver forget the memory.
     ///
     /// # Errors
-    /// The context ends.
-    pub(super) fn unlock(&mut self) -> Result<Result<(), CUresult>, Gone> {
+    /// The driver refuses, or the context ends.
+    pub(super) fn unlock(&mut self) -> Result<(), PageLockError> {
         let Some(context) = self.locked_in.clone().filter(|_| self.is_known_to_driver()) else {
-            return Ok(Ok(()));
+            return Ok(());
         };
-        let unlocked = match context.with(|| driver::unregister_host(self.address as *mut c_void)) {
-            Err(Gone::Over) => Ok(()),
-            unlocked => unlocked?,
-        };
-        if unlocked.is_ok() {
-            self.locked_in = None;
+        match context.with(|| driver::unregister_host(self.address as *mut c_void)) {
+            // The page-lock has ended with the context.
+            Ok(Ok(())) | Err(Gone::Over) => {
+                self.locked_in = None;
+                Ok(())
+            }
+            Ok(Err(refused)) => Err(PageLockError::Driver(refused)),
+            Err(Gone::Ending) => Err(PageLockError::Gone),
         }
-        Ok(unlocked)
     }
 
     /// Whether the driver has page-locked the memory in a context that has not ended.
@@ -78,14 +86,17 @@ impl Segment {
         self.locked_in.as_ref().is_some_and(|context| !context.life().is_over())
     }
 
-    pub(super) fn has(&self, address: usize) -> bool {
+    pub(super) fn contains(&self, address: usize) -> bool {
         (self.address..self.address + self.bytes).contains(&address)
     }
 
-    /// Memory that the scheduler has made. The file may be closed afterwards.
-    pub(super) fn of_scheduler(HostSegment { number, bytes }: HostSegment, file: &OwnedFd) -> Option<Self> {
-        // The scheduler counts it as this process's until it is told.
-        let Some(mut segment) = Self::new(bytes) else {
+    /// Maps memory that the scheduler has made. The file may be closed afterwards.
+    pub(super) fn map_from_scheduler(
+        HostSegment { number, bytes }: HostSegment,
+        file: &OwnedFd,
+    ) -> Option<Self> {
+        // The scheduler charges it to this process until it is given back.
+        let Some(mut segment) = Self::reserve(bytes) else {
             supply::queue_return(number);
             return None;
         };
@@ -104,22 +115,27 @@ impl Segment {
             supply::queue_return(number);
             return None;
         }
-        segment.keep_private();
+        segment.advise();
         segment.number = Some(number);
         supply::note_mapped(HostSegment { number, bytes });
         Some(segment)
     }
 
-    /// Neither forked children nor core dumps contain it.
-    fn keep_private(&self) {
+    /// Asks for huge pages, and keeps the memory out of forked children and core dumps.
+    fn advise(&self) {
         for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
             // SAFETY: a mapping of ours.
             unsafe { libc::madvise(self.address as *mut c_void, self.bytes, advice) };
         }
     }
 
-    /// Memory at a multiple of the granule.
+    /// Maps memory of this process.
     pub(super) fn new(bytes: u64) -> Option<Self> {
+        Self::reserve(bytes).inspect(Self::advise)
+    }
+
+    /// Maps memory at a multiple of the granule, without advice: another mapping in its place would lose it.
+    fn reserve(bytes: u64) -> Option<Self> {
         let granule = GRANULE as usize;
         let length = bytes as usize + granule;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -140,9 +156,7 @@ impl Segment {
                 libc::munmap(end as *mut c_void, raw + length - end);
             }
         }
-        let segment = Self { address, bytes: bytes as usize, number: None, locked_in: None };
-        segment.keep_private();
-        Some(segment)
+        Some(Self { address, bytes: bytes as usize, number: None, locked_in: None })
     }
 
     /// A segment that is nowhere.
@@ -159,8 +173,9 @@ impl Segment {
         segment
     }
 
-    /// Makes the kernel find the pages, by several threads if there are processors for them; the driver does it with one.
-    pub(super) fn touch(&self) {
+    /// Overwrites each page's first byte, so that the kernel finds the pages before the driver does. Several threads do it, if there
+    /// are processors for them; the driver has one thread.
+    pub(super) fn prefault(&self) {
         const PAGE: usize = 4096;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (processors / 2).min(MOST_THREADS);
@@ -193,7 +208,7 @@ mod tests {
     fn a_segment_for_which_there_are_no_addresses_is_given_back() {
         let file = std::fs::File::open("/dev/null").unwrap().into();
         let segment = HostSegment { number: 7_000_001, bytes: 1 << 60 };
-        assert!(Segment::of_scheduler(segment, &file).is_none());
+        assert!(Segment::map_from_scheduler(segment, &file).is_none());
         assert!(supply::is_given_back(segment.number));
     }
 
@@ -217,7 +232,7 @@ mod tests {
     fn a_segment_is_aligned_and_can_be_written() {
         let segment = Segment::new(4 * MIB).unwrap();
         assert!(segment.address.is_multiple_of(GRANULE as usize));
-        segment.touch();
+        segment.prefault();
         // SAFETY: within the segment.
         unsafe { (segment.address as *mut u8).add(segment.bytes - 1).write_volatile(7) };
     }
