@@ -6,7 +6,7 @@ use nvshare_proto::ClientStatus;
 use serde::Serialize;
 
 use crate::output::{Done, print, print_json, print_line};
-use crate::show::{self, CLIENTS, COUNTERS, Layout, Sort};
+use crate::show::{self, Layout, Sort};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -44,15 +44,6 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
         return print_line("no clients");
     }
     let layout = Layout::of_output(options.wide);
-    let columns: Vec<_> = CLIENTS.into_iter().chain(COUNTERS).collect();
-    // The program's description comes last: it may be cut short.
-    let (command, rest): (Vec<_>, Vec<_>) =
-        columns.iter().enumerate().partition(|(_, column)| column.head == "COMMAND");
-    let order: Vec<usize> = rest.iter().chain(&command).map(|&(i, _)| i).collect();
-    let columns: Vec<_> = order.iter().map(|&i| columns[i]).collect();
-    let rows: Vec<Vec<String>> = show::client_rows(&clients, &seats, layout)
-        .iter()
-        .map(|row| order.iter().map(|&i| row[i].clone()).collect())
-        .collect();
+    let (columns, rows) = show::client_table(&clients, &seats, layout, true);
     print(&show::render(&columns, &rows, layout))
 }

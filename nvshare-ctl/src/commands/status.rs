@@ -4,7 +4,7 @@ use clap::Args;
 use nvshare_admin::{Scheduler, Status};
 
 use crate::output::{Done, print, print_json};
-use crate::show::{self, CLIENTS, GPUS, Layout, Sort};
+use crate::show::{self, GPUS, Layout, Sort};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -48,7 +48,8 @@ fn text(status: &Status, layout: Layout) -> String {
     if clients.is_empty() {
         text += if about.restricted { "no clients of this user\n" } else { "no clients\n" };
     } else {
-        text += &show::render(&CLIENTS, &show::client_rows(&clients, &status.seats, layout), layout);
+        let (columns, rows) = show::client_table(&clients, &status.seats, layout, false);
+        text += &show::render(&columns, &rows, layout);
     }
     let notes: Vec<String> = show::reasons(status)
         .into_iter()

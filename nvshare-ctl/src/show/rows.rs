@@ -34,7 +34,7 @@ pub(crate) const GPUS: [Column; 13] = [
 const USUAL_WEIGHT_TEXT: &str = "100";
 
 /// Columns of a client: its process and its state.
-pub(crate) const CLIENTS: [Column; 15] = [
+const CLIENTS: [Column; 14] = [
     Column::text("CLIENT"),
     Column::text("USER"),
     Column::text("WHERE"),
@@ -49,11 +49,10 @@ pub(crate) const CLIENTS: [Column; 15] = [
     Column::text("CONTAINER").wide(),
     Column::text("POD").wide(),
     Column::text("JOB").wide(),
-    Column::cut("COMMAND"),
 ];
 
-/// Columns of a client's counters, behind [`CLIENTS`].
-pub(crate) const COUNTERS: [Column; 11] = [
+/// Columns of a client's counters.
+const COUNTERS: [Column; 11] = [
     Column::number("HELD s"),
     Column::number("WAITED s"),
     Column::number("HAND-OVERS").wide(),
@@ -66,6 +65,9 @@ pub(crate) const COUNTERS: [Column; 11] = [
     Column::number("GATED").wide(),
     Column::number("PASSED BY").wide(),
 ];
+
+/// The last column of a client: it may be cut short.
+const COMMAND: Column = Column::cut("COMMAND");
 
 fn or_nothing(text: Option<String>) -> String {
     text.filter(|text| !text.is_empty()).unwrap_or_else(|| NOTHING.to_owned())
@@ -198,52 +200,76 @@ fn compute(client: &ClientStatus) -> Option<String> {
     })
 }
 
-/// A row for each client, for [`CLIENTS`] and [`COUNTERS`].
-pub(crate) fn client_rows(
+/// The columns of clients and a row for each, with or without their counters.
+pub(crate) fn client_table(
     clients: &[ClientStatus],
     seats: &[SeatStatus],
     layout: Layout,
-) -> Vec<Vec<String>> {
+    with_counters: bool,
+) -> (Vec<Column>, Vec<Vec<String>>) {
+    let counters: &[Column] = if with_counters { &COUNTERS } else { &[] };
+    let columns = CLIENTS.iter().chain(counters).copied().chain([COMMAND]).collect();
     let mut users = Users::default();
     let row = |client: &ClientStatus| {
-        let process = client.process.as_ref();
-        let command = |process: &ProcessInfo| {
-            if layout.wide { process.command.clone() } else { short_command(&process.command) }
-        };
-        // The smallest of the client's limits: mostly there is one.
-        let limit = client.usage.iter().map(|usage| usage.limit).filter(|&limit| limit > 0).min();
-        let counters = &client.counters;
-        let rate = |bytes, nanos| format!("{:.1}", gib_per_second(bytes, Duration::from_nanos(nanos)));
-        vec![
-            client.client.to_string(),
-            or_nothing(process.map(|process| users.name(process.user))),
-            or_nothing(holder(seats, client.client).or_else(|| process.and_then(place))),
-            if client.share.paused { "paused" } else { state(client.state) }.to_owned(),
-            Bytes(allocated(client)).to_string(),
-            or_nothing(limit.map(|limit| Bytes(limit).to_string())),
-            Bytes(client.resident).to_string(),
-            or_nothing((client.host_memory > 0).then(|| Bytes(client.host_memory).to_string())),
-            client.share.weight.to_string(),
-            or_nothing(compute(client)),
-            client.pid.to_string(),
-            or_nothing(process.and_then(|process| process.container.clone())),
-            or_nothing(process.and_then(|process| process.pod.clone())),
-            or_nothing(process.and_then(|process| process.job.clone())),
-            process.map_or_else(|| client.name.clone(), command),
-            format!("{:.1}", client.held_ms as f64 / 1e3),
-            format!("{:.1}", client.waited_ms as f64 / 1e3),
-            counters.hand_overs.to_string(),
-            Bytes(counters.evicted).to_string(),
-            Bytes(counters.copied_out).to_string(),
-            rate(counters.copied_out, counters.evict_ns),
-            Bytes(counters.restored).to_string(),
-            Bytes(counters.copied_in).to_string(),
-            rate(counters.copied_in, counters.restore_ns),
-            counters.gated.to_string(),
-            counters.passed_by.to_string(),
-        ]
+        let mut row = state_cells(client, seats, &mut users);
+        if with_counters {
+            row.extend(counter_cells(client));
+        }
+        row.push(command_cell(client, layout));
+        row
     };
-    clients.iter().map(row).collect()
+    (columns, clients.iter().map(row).collect())
+}
+
+/// A client's cells for [`CLIENTS`].
+fn state_cells(client: &ClientStatus, seats: &[SeatStatus], users: &mut Users) -> Vec<String> {
+    let process = client.process.as_ref();
+    // The smallest of the client's limits: mostly there is one.
+    let limit = client.usage.iter().map(|usage| usage.limit).filter(|&limit| limit > 0).min();
+    vec![
+        client.client.to_string(),
+        or_nothing(process.map(|process| users.name(process.user))),
+        or_nothing(holder(seats, client.client).or_else(|| process.and_then(place))),
+        if client.share.paused { "paused" } else { state(client.state) }.to_owned(),
+        Bytes(allocated(client)).to_string(),
+        or_nothing(limit.map(|limit| Bytes(limit).to_string())),
+        Bytes(client.resident).to_string(),
+        or_nothing((client.host_memory > 0).then(|| Bytes(client.host_memory).to_string())),
+        client.share.weight.to_string(),
+        or_nothing(compute(client)),
+        client.pid.to_string(),
+        or_nothing(process.and_then(|process| process.container.clone())),
+        or_nothing(process.and_then(|process| process.pod.clone())),
+        or_nothing(process.and_then(|process| process.job.clone())),
+    ]
+}
+
+/// A client's cells for [`COUNTERS`].
+fn counter_cells(client: &ClientStatus) -> [String; COUNTERS.len()] {
+    let counters = &client.counters;
+    let rate = |bytes, nanos| format!("{:.1}", gib_per_second(bytes, Duration::from_nanos(nanos)));
+    [
+        format!("{:.1}", client.held_ms as f64 / 1e3),
+        format!("{:.1}", client.waited_ms as f64 / 1e3),
+        counters.hand_overs.to_string(),
+        Bytes(counters.evicted).to_string(),
+        Bytes(counters.copied_out).to_string(),
+        rate(counters.copied_out, counters.evict_ns),
+        Bytes(counters.restored).to_string(),
+        Bytes(counters.copied_in).to_string(),
+        rate(counters.copied_in, counters.restore_ns),
+        counters.gated.to_string(),
+        counters.passed_by.to_string(),
+    ]
+}
+
+/// A client's cell for [`COMMAND`]: the program's description, or its name where nothing else is known.
+fn command_cell(client: &ClientStatus, layout: Layout) -> String {
+    match &client.process {
+        Some(process) if layout.wide => process.command.clone(),
+        Some(process) => short_command(&process.command),
+        None => client.name.clone(),
+    }
 }
 
 #[cfg(test)]
@@ -274,10 +300,23 @@ mod tests {
             counters,
             ..client(1, ClientState::Running, 0, 0)
         };
-        let rows = client_rows(&[shown], &[], Layout { wide: true, width: 80 });
+        let (_, rows) = client_table(&[shown], &[], Layout { wide: true, width: 80 }, true);
         assert_eq!(rows[0][4], Bytes(MOST).to_string());
         let gpu = GpuStatus { capacity: MOST, allocated: MOST, resident: MOST, ..GpuStatus::idle(gpu) };
         assert_eq!(gpu_rows(&[gpu])[0][3], Bytes(MOST).to_string());
+    }
+
+    #[test]
+    fn each_row_of_a_client_has_a_cell_for_each_column_and_the_command_last() {
+        let clients = [client(1, ClientState::Running, 0, 0)];
+        for wide in [false, true] {
+            for with_counters in [false, true] {
+                let layout = Layout { wide, width: 80 };
+                let (columns, rows) = client_table(&clients, &[], layout, with_counters);
+                assert_eq!((columns.last().unwrap().head, rows[0].len()), ("COMMAND", columns.len()));
+                assert_eq!(rows[0].last().unwrap(), &command_cell(&clients[0], layout));
+            }
+        }
     }
 
     #[test]
@@ -293,7 +332,7 @@ mod tests {
             SeatStatus { holder: None, ..held },
         ];
         let clients = [1, 2].map(|id| client(id, ClientState::Running, 0, 0));
-        let rows = client_rows(&clients, &all, Layout { wide: false, width: 80 });
+        let (_, rows) = client_table(&clients, &all, Layout { wide: false, width: 80 }, false);
         assert_eq!([&rows[0][2], &rows[1][2]], [NOTHING, "lab/train-0/main"]);
         assert_eq!(seats(&all).unwrap(), "seats that containers have: 2; without a client: 1");
         assert_eq!(seats(&all[2..]), None);
@@ -313,13 +352,11 @@ mod tests {
             ..Counters::default()
         };
         let shown = ClientStatus { counters, ..client(1, ClientState::Running, 0, 0) };
-        let rows = client_rows(&[shown], &[], Layout { wide: true, width: 80 });
-        assert_eq!(rows[0].len(), CLIENTS.len() + COUNTERS.len());
-        let moves: Vec<(&str, &str)> = COUNTERS[3..9]
-            .iter()
-            .map(|column| column.head)
-            .zip(rows[0][18..].iter().map(String::as_str))
-            .collect();
+        let (columns, rows) = client_table(&[shown], &[], Layout { wide: true, width: 80 }, true);
+        let heads = columns.iter().map(|column| column.head);
+        let first = CLIENTS.len() + 3;
+        let moves: Vec<(&str, &str)> =
+            heads.zip(rows[0].iter().map(String::as_str)).skip(first).take(6).collect();
         let [evicted, out, restored, back] = [8, 3, 6, 5].map(|gib| Bytes(gib * GIB).to_string());
         assert_eq!(
             moves,

@@ -77,20 +77,18 @@ const LEAST_CUT: usize = 8;
 pub(crate) const NOTHING: &str = "-";
 
 /// Sets rows under their heads, each column as wide as its values; or each row as a list, if the lines would still be
-/// too long. A column without any value is left out.
+/// too long. A column without any value is left out. Each row has a cell for each column.
 pub(crate) fn render(columns: &[Column], rows: &[Vec<String>], layout: Layout) -> String {
-    let says = |i: usize| rows.iter().any(|row| row.get(i).is_some_and(|cell| cell != NOTHING));
-    let is_unusual = |i: usize, usual| rows.iter().any(|row| row.get(i).is_some_and(|cell| cell != usual));
+    debug_assert!(rows.iter().all(|row| row.len() == columns.len()), "a cell for each column");
+    let says = |i: usize| rows.iter().any(|row| row[i] != NOTHING);
+    let is_unusual = |i: usize, usual: &str| rows.iter().any(|row| row[i] != usual);
     let is_in_place = |i: usize| {
         layout.wide || !columns[i].wide || columns[i].usual.is_some_and(|usual| is_unusual(i, usual))
     };
     let shown: Vec<usize> = (0..columns.len()).filter(|&i| is_in_place(i) && (says(i) || i == 0)).collect();
-    let cell = |row: &Vec<String>, i: usize| row.get(i).cloned().unwrap_or_default();
     let mut widths: Vec<usize> = shown
         .iter()
-        .map(|&i| {
-            rows.iter().map(|row| length(&cell(row, i))).chain([length(columns[i].head)]).max().unwrap_or(0)
-        })
+        .map(|&i| rows.iter().map(|row| length(&row[i])).chain([length(columns[i].head)]).max().unwrap_or(0))
         .collect();
     let gaps = 2 * widths.len().saturating_sub(1);
     let whole = widths.iter().sum::<usize>() + gaps;
@@ -102,9 +100,9 @@ pub(crate) fn render(columns: &[Column], rows: &[Vec<String>], layout: Layout) -
             _ => return list(columns, &shown, rows, layout.width),
         }
     }
-    let line = |cells: &mut dyn Iterator<Item = String>| {
-        let set = cells.zip(&shown).zip(&widths).map(|((cell, &i), &width)| {
-            let cell = shorten(&cell, width);
+    let line = |cell_of: &dyn Fn(usize) -> String| {
+        let set = shown.iter().zip(&widths).map(|(&i, &width)| {
+            let cell = shorten(&cell_of(i), width);
             if columns[i].kind == Kind::Number {
                 format!("{cell:>width$}")
             } else {
@@ -113,17 +111,14 @@ pub(crate) fn render(columns: &[Column], rows: &[Vec<String>], layout: Layout) -
         });
         set.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };
-    let head = line(&mut shown.iter().map(|&i| columns[i].head.to_owned()));
-    rows.iter().fold(head, |text, row| text + &line(&mut shown.iter().map(|&i| cell(row, i))))
+    let head = line(&|i| columns[i].head.to_owned());
+    rows.iter().fold(head, |text, row| text + &line(&|i| row[i].clone()))
 }
 
 /// Each row as lines, each with a head and a value.
 fn list(columns: &[Column], shown: &[usize], rows: &[Vec<String>], width: usize) -> String {
     let row = |row: &Vec<String>| {
-        let said = shown
-            .iter()
-            .filter_map(|&i| Some((columns[i].head, row.get(i)?)))
-            .filter(|(_, cell)| *cell != NOTHING);
+        let said = shown.iter().map(|&i| (columns[i].head, &row[i])).filter(|(_, cell)| *cell != NOTHING);
         said.map(|(head, cell)| shorten(&format!("{head} {cell}"), width.max(16)) + "\n").collect::<String>()
     };
     rows.iter().map(row).collect::<Vec<_>>().join("\n")
