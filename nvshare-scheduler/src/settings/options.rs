@@ -61,7 +61,7 @@ options! {
         #[arg(long, value_name = "PATH")]
         config: Option<PathBuf>,
 
-        /// File for settings that administrators change at run time (`nvshare-ctl reset` forgets its quanta and the switch)
+        /// File for what administrators set at run time. `nvshare-ctl reset` removes the quanta and whether scheduling is on from it
         /// [default: beside the administrators' socket if that option is given, else /var/lib/nvshare/state.toml as root,
         /// else $XDG_STATE_HOME/nvshare/state.toml]
         #[serde(skip)]
@@ -87,9 +87,8 @@ options! {
         #[arg(long, value_name = "SIZE")]
         host_memory_each: Option<Memory>,
 
-        /// Quantum: how long a client keeps a GPU while another waits, in seconds; or "auto", also "auto 5% 30": long
-        /// enough that hand-overs cost at most that part of the time, unless a client would wait longer than that many
-        /// seconds [default: 30]
+        /// Quantum: how long a client keeps a GPU while another waits, in seconds. "auto" is "auto 5% 30": long enough that
+        /// hand-overs cost at most 5 % of the time, but no client waits longer than 30 s [default: 30]
         #[arg(long, value_name = "SECONDS")]
         tq: Option<Tq>,
 
@@ -97,8 +96,8 @@ options! {
         #[arg(long)]
         exclusive: bool,
 
-        /// Whether jobs whose memory fits run side by side: "always"; or "measure", unless they get more done by turns, which is
-        /// tried now and then [default: always]
+        /// Whether jobs whose memory fits run side by side. "always": they do. "measure": they take turns if trials show that they
+        /// get more done that way [default: always]
         #[arg(long, value_name = "HOW")]
         together: Option<HowTogether>,
 
@@ -116,7 +115,7 @@ options! {
         #[arg(long, value_name = "ADDR")]
         metrics: Option<Address>,
 
-        /// Whose memory comes to the card while that of others leaves: nobody, swap (clients with NVSHARE_MEMORY=swap) or all
+        /// Clients that restore memory while others still evict: nobody, swap (clients with NVSHARE_MEMORY=swap) or all
         /// [default: swap]
         #[serde(skip)]
         #[arg(long, value_name = "WHOSE", hide = true)]
