@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use nvshare_proto::env as names;
 use serde::de;
 
-use super::options::Options;
+use super::options::Shared;
 
 /// The configuration cannot be followed.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub struct Error {
 ///
 /// # Errors
 /// The file cannot be read, was named and is not there, or contains values that cannot be followed.
-pub(super) fn read(named: Option<&Path>, root: bool) -> Result<(Options, Option<PathBuf>), Error> {
+pub(super) fn read(named: Option<&Path>, root: bool) -> Result<(Shared, Option<PathBuf>), Error> {
     let Some(path) = named.map(Path::to_owned).or_else(|| default_path(root)) else {
         return Ok(Default::default());
     };
@@ -35,7 +35,7 @@ pub(super) fn read(named: Option<&Path>, root: bool) -> Result<(Options, Option<
         }
         Err(why) => return Err(error(why.to_string())),
     };
-    let file: Options = parse(&text).map_err(error)?;
+    let file: Shared = parse(&text).map_err(error)?;
     let both = |memory: bool, reserve: bool| memory && reserve;
     if both(file.gpu_memory.is_some(), file.reserve.is_some())
         || file.gpu.values().any(|gpu| both(gpu.gpu_memory.is_some(), gpu.reserve.is_some()))
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn everything_that_a_file_may_say() {
-        let file: Options = parse(
+        let file: Shared = parse(
             "tq = 0.5\ngpu-memory = \"40GiB\"\nreserve = 0\nexclusive = true\ngrace = \"20\"\nlog = \"warn\"\n\
              socket = \"/a\"\nadmin-socket = \"/b\"\n\
              [gpu.GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0]\ntq = 5\nreserve = \"512m\"\n",
@@ -122,7 +122,7 @@ mod tests {
             ("[gpu.0]\ntq = 1\n", 1, "is not a GPU UUID"),
             ("[gpu.GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0]\nlog = 1\n", 2, "unknown field `log`"),
         ] {
-            let error = parse::<Options>(text).unwrap_err();
+            let error = parse::<Shared>(text).unwrap_err();
             assert!(error.starts_with(&format!("line {line}: ")) && error.contains(why), "{text}: {error}");
         }
     }

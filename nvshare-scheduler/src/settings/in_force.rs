@@ -7,7 +7,7 @@ use nvshare_core::{Config, GpuConfig, Rule};
 use nvshare_proto::paths;
 
 use super::file::{self, Error, own_folder};
-use super::options::{OfGpu, Options};
+use super::options::{OfGpu, Options, Shared};
 use crate::host_memory::Budget;
 use crate::metrics::Address;
 
@@ -58,47 +58,49 @@ impl Options {
     }
 
     /// Returns these options, with those of a file that they do not overrule.
-    fn above(self, mut file: Self) -> Self {
+    fn above(self, mut file: Shared) -> Self {
         // Each of the two makes the other void, so an option overrules both settings of the file.
-        if self.gpu_memory.is_some() || self.reserve.is_some() {
+        if self.shared.gpu_memory.is_some() || self.shared.reserve.is_some() {
             (file.gpu_memory, file.reserve) = (None, None);
         }
-        self.over(file)
+        Self { shared: self.shared.over(file), ..self }
     }
 
     /// Returns the settings that follow from what is given, by a file at `path` as well; the rest has its
     /// default.
     fn in_force(self, path: Option<PathBuf>, root: bool) -> Settings {
-        let state = self.state.or_else(|| match &self.admin_socket {
+        let shared = self.shared;
+        let state = self.state.or_else(|| match &shared.admin_socket {
             Some(admin) => Some(admin.parent()?.join("nvshare-state.toml")),
             None => default_state(root),
         });
         let mut config = Config {
-            gpu_memory: self.gpu_memory.map(|size| size.0),
-            reserve: self.reserve.map(|size| size.0),
-            exclusive: self.exclusive,
-            together: self.together.map(|how| how.0).unwrap_or_default(),
+            gpu_memory: shared.gpu_memory.map(|size| size.0),
+            reserve: shared.reserve.map(|size| size.0),
+            exclusive: shared.exclusive,
+            together: shared.together.map(|how| how.0).unwrap_or_default(),
             exchange: self.exchange.unwrap_or_default(),
-            gpus: self.gpu.into_iter().map(|(gpu, own)| (gpu, own.into())).collect(),
+            gpus: shared.gpu.into_iter().map(|(gpu, own)| (gpu, own.into())).collect(),
             ..Config::default()
         };
-        config.grace = self.grace.map_or(config.grace, |grace| grace.0);
-        if let Some(rule) = self.tq {
+        config.grace = shared.grace.map_or(config.grace, |grace| grace.0);
+        if let Some(rule) = shared.tq {
             config.set_rule(None, rule.0.into());
         }
-        let host_memory =
-            self.host_memory.map(|all| Budget { all: all.0, each: self.host_memory_each.unwrap_or(all).0 });
-        let clients = self.socket.unwrap_or_else(|| paths::clients_socket(root));
+        let host_memory = shared
+            .host_memory
+            .map(|all| Budget { all: all.0, each: shared.host_memory_each.unwrap_or(all).0 });
+        let clients = shared.socket.unwrap_or_else(|| paths::clients_socket(root));
         Settings {
-            seats: self.seats.unwrap_or_else(|| seats_beside(&clients)),
+            seats: shared.seats.unwrap_or_else(|| seats_beside(&clients)),
             clients,
-            admin: self.admin_socket.unwrap_or_else(|| paths::admin_socket(root)),
+            admin: shared.admin_socket.unwrap_or_else(|| paths::admin_socket(root)),
             file: path,
             state,
             descriptions: self.gpu_descriptions,
-            metrics: self.metrics,
+            metrics: shared.metrics,
             host_memory,
-            log: self.log.map_or(tracing::Level::INFO, |level| level.0),
+            log: shared.log.map_or(tracing::Level::INFO, |level| level.0),
             config,
         }
     }
