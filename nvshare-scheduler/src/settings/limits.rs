@@ -59,43 +59,52 @@ pub(crate) fn enforcement_name(enforcement: Enforcement) -> &'static str {
     }
 }
 
-/// Returns the settings in words, if all can be followed.
+/// Checks that the settings can be followed; they can where nothing is set.
 ///
 /// # Errors
-/// The first setting that cannot.
-pub(crate) fn given(given: Given) -> Result<String, String> {
-    let mut said = Vec::new();
-    if let Some(weight) = given.weight {
-        if !(1..=MOST_WEIGHT).contains(&weight) {
-            return Err(format!("a weight of {weight} is out of range: 1 to {MOST_WEIGHT}"));
-        }
-        said.push(format!("weight {weight}"));
+/// The first setting that cannot be followed.
+pub(crate) fn check(given: Given) -> Result<(), String> {
+    if let Some(weight) = given.weight.filter(|weight| !(1..=MOST_WEIGHT).contains(weight)) {
+        return Err(format!("a weight of {weight} is out of range: 1 to {MOST_WEIGHT}"));
     }
-    said.extend(given.priority.map(|priority| format!("priority {}", priority_name(priority))));
-    match given.compute {
-        Some(0) => said.push("no compute limit".to_owned()),
-        Some(percent @ 1..=100) => said.push(format!("compute limit {percent} %")),
-        Some(percent) => return Err(format!("a compute limit of {percent} % is out of range: 1 to 100")),
-        None => {}
+    if let Some(percent) = given.compute.filter(|&percent| percent > 100) {
+        return Err(format!("a compute limit of {percent} % is out of range: 1 to 100"));
     }
-    said.extend(given.enforcement.map(|how| format!("policy {}", enforcement_name(how))));
     match given.memory {
-        Some(0) => said.push("no memory limit".to_owned()),
-        Some(bytes) if bytes < LEAST_MEMORY => {
-            return Err(format!(
-                "a memory limit of {bytes} bytes is too small: the least is {}",
-                Bytes(LEAST_MEMORY)
-            ));
+        Some(bytes @ 1..LEAST_MEMORY) => {
+            Err(format!("a memory limit of {bytes} bytes is too small: the least is {}", Bytes(LEAST_MEMORY)))
         }
-        Some(bytes) => said.push(format!("memory limit {}", Bytes(bytes))),
-        None => {}
+        _ => Ok(()),
     }
-    said.extend(given.paused.map(|paused| if paused { "paused".to_owned() } else { "resumed".to_owned() }));
-    if said.is_empty() {
-        Err("say what to limit: --memory 8g, --compute 25 or --policy force".to_owned())
-    } else {
-        Ok(said.join(", "))
+}
+
+/// Returns the settings in words.
+pub(crate) fn describe(given: Given) -> String {
+    let limit = |kind, size: Option<String>| match size {
+        Some(size) => format!("{kind} limit {size}"),
+        None => format!("no {kind} limit"),
+    };
+    let settings = [
+        given.weight.map(|weight| format!("weight {weight}")),
+        given.priority.map(|priority| format!("priority {}", priority_name(priority))),
+        given.compute.map(|percent| limit("compute", (percent > 0).then(|| format!("{percent} %")))),
+        given.enforcement.map(|how| format!("policy {}", enforcement_name(how))),
+        given.memory.map(|bytes| limit("memory", (bytes > 0).then(|| Bytes(bytes).to_string()))),
+        given.paused.map(|paused| if paused { "paused" } else { "resumed" }.to_owned()),
+    ];
+    let said: Vec<String> = settings.into_iter().flatten().collect();
+    if said.is_empty() { "no limits".to_owned() } else { said.join(", ") }
+}
+
+/// Returns the settings that a command gives, in words.
+///
+/// # Errors
+/// There is none, or one that cannot be followed.
+pub(crate) fn given(given: Given) -> Result<String, String> {
+    if given == Given::default() {
+        return Err("say what to limit: --memory 8g, --compute 25 or --policy force".to_owned());
     }
+    check(given).map(|()| describe(given))
 }
 
 #[cfg(test)]
@@ -125,6 +134,10 @@ mod tests {
         };
         let said = "weight 20, priority high, no compute limit, policy force, memory limit 8.00 GiB, resumed";
         assert_eq!(given(all), Ok(said.to_owned()));
+        let none_at_all = (check(none), describe(none));
+        assert_eq!(none_at_all, (Ok(()), "no limits".to_owned()), "a seat may have none");
+        let lifted = Given { compute: Some(0), memory: Some(0), ..none };
+        assert_eq!(given(lifted), Ok("no compute limit, no memory limit".to_owned()));
     }
 
     #[test]
