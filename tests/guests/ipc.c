@@ -1,14 +1,31 @@
-/* Managed memory has no IPC handle: the driver refuses, and from then on allocations get memory that has one. */
+/* Managed memory has no IPC handle: the driver refuses, and from then on allocations and pools get memory that has one. */
 #include "guest.h"
+
+/* Whether the memory of a new pool is managed. It says so with NVSHARE_DISGUISE=0. */
+static unsigned new_pool_is_managed(void) {
+    int of_device[32] = {1, 0, 1, 0};
+    void *pool;
+    uint64_t base;
+    unsigned is;
+    CHECK(FN(cuMemPoolCreate)(&pool, of_device));
+    CHECK(FN(cuMemAllocFromPoolAsync)(&base, 4 * MIB, pool, NULL));
+    CHECK(FN(cuPointerGetAttribute)(&is, 8, base));
+    CHECK(FN(cuMemFreeAsync)(base, NULL));
+    CHECK(FN(cuMemPoolDestroy)(pool));
+    return is;
+}
 
 int main(int argc, char **argv) {
     (void)argv;
+    unsigned moves = argc < 2;
     start();
+    EXPECT(new_pool_is_managed() == moves);
     char handle[64];
     uint64_t first = alloc(4 * MIB);
-    EXPECT(FN(cuIpcGetMemHandle)(handle, first) == (argc > 1 ? 0 : 1));
+    EXPECT(FN(cuIpcGetMemHandle)(handle, first) == (moves ? 1 : 0));
     uint64_t second = alloc(4 * MIB);
     CHECK(FN(cuIpcGetMemHandle)(handle, second));
+    EXPECT(!new_pool_is_managed());
     CHECK(FN(cuMemFree_v2)(first));
     CHECK(FN(cuMemFree_v2)(second));
     return 0;

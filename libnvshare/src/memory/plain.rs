@@ -1,11 +1,13 @@
 //! Device memory that has to stay plain, because other processes (CUDA IPC), NICs or the stream's memory operations use it.
 //!
 //! None of them can use managed memory. So some memory is plain and does not move: that of programs whose [executable] shows the
-//! need, and sizes that `NVSHARE_PLAIN` names. After a program was refused a handle, all its allocations are plain. Memory that
-//! the library maps needs no such care with CUDA IPC: the library [shares](super::sharing) it by itself.
+//! need, and sizes that `NVSHARE_PLAIN` names. After a program was refused a handle, all its new allocations and pools are plain;
+//! a pool that it has keeps its kind. Memory that the library maps needs no such care with CUDA IPC: the library
+//! [shares](super::sharing) it by itself.
 
 mod executable;
 
+use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,24 +15,26 @@ use nvshare_proto::MemoryMode;
 
 use crate::process::{config, log};
 
-/// Whether a handle was refused. Allocations are plain from then on.
+/// Whether a handle was refused. New allocations and pools are plain from then on.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
 /// Whether new device memory of this size has to be plain.
 pub(crate) fn needs_plain(bytes: u64) -> bool {
-    REFUSED.load(Ordering::Relaxed)
-        || config::get().is_ok_and(|config| match &config.plain {
-            Some(sizes) => sizes.iter().any(|size| size.contains(&bytes)),
-            None => executable_needs_plain(),
-        })
+    is_needed(|sizes| sizes.iter().any(|size| size.contains(&bytes)))
 }
 
-/// Whether device memory of at least one size has to be plain.
+/// Whether new device memory of at least one size has to be plain.
 pub(crate) fn needs_some_plain() -> bool {
-    config::get().is_ok_and(|config| match &config.plain {
-        Some(sizes) => !sizes.is_empty(),
-        None => executable_needs_plain(),
-    })
+    is_needed(|sizes| !sizes.is_empty())
+}
+
+/// Whether plain memory is needed: after a refusal, or where `NVSHARE_PLAIN` asks for it by its sizes, or else the executable.
+fn is_needed(ask_for_it: impl FnOnce(&[RangeInclusive<u64>]) -> bool) -> bool {
+    REFUSED.load(Ordering::Relaxed)
+        || config::get().is_ok_and(|config| match &config.plain {
+            Some(sizes) => ask_for_it(sizes),
+            None => executable_needs_plain(),
+        })
 }
 
 /// Whether the program's executable shows that it needs plain memory. The first call reads the executable, and logs a need.

@@ -237,9 +237,10 @@ fn managed_memory_looks_like_itself_without_the_disguise() {
 
 #[test]
 fn memory_can_be_shared_after_a_handle_was_refused() {
-    let log = passes("managed", "ipc", &[], &[]).log;
+    let undisguised = ("NVSHARE_DISGUISE", "0");
+    let log = passes("managed", "ipc", &[], &[undisguised]).log;
     assert!(log.contains("NVSHARE_PLAIN=all") && log.contains("NVSHARE_MEMORY=swap"), "{log}");
-    passes("managed", "ipc", &["from the start"], &[("NVSHARE_PLAIN", "4MiB")]);
+    passes("managed", "ipc", &["from the start"], &[undisguised, ("NVSHARE_PLAIN", "4MiB")]);
 }
 
 #[test]
