@@ -399,6 +399,19 @@ mod tests {
             let unknown: Vec<_> =
                 asked.iter().filter(|asked| !names.iter().any(|name| name == **asked)).collect();
             assert!(unknown.is_empty(), "{file}: {unknown:?}");
+            // A seat's name says nothing to people: its pod does.
+            let of_seats = text.split("by (").skip(1).filter(|rest| {
+                rest.split(')').next().is_some_and(|labels| labels.split(", ").any(|label| label == "seat"))
+            });
+            for sum in of_seats {
+                assert!(sum.contains("unless on (instance, seat) nvshare_seat_info"), "{file}: {sum}");
+            }
+            assert!(
+                text.contains(
+                    "* on (instance, seat) group_left (namespace, pod, container) nvshare_seat_info"
+                ),
+                "{file}"
+            );
             // Sums are made by labels that exist.
             for labels in text.split("by (").skip(1).filter_map(|rest| rest.split(')').next()) {
                 for label in labels.split(',').map(str::trim) {
