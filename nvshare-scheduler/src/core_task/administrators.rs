@@ -71,13 +71,14 @@ impl CoreTask {
             AdminRequest::Watch { .. } => Err("events are told on a connection of their own".to_owned()),
             AdminRequest::Seat(seat) => {
                 let name = seat.name();
-                return self.change_seats(Some(name), answer, move |seats| seats.make(seat));
+                return self.change_seats(vec![name], answer, move |seats| seats.make(seat));
             }
             AdminRequest::RemoveSeat(name) => {
-                return self.change_seats(Some(name), answer, move |seats| seats.remove(name));
+                return self.change_seats(vec![name], answer, move |seats| seats.remove(name));
             }
             AdminRequest::HoldSeats(holders) => {
-                return self.change_seats(None, answer, move |seats| seats.hold(holders));
+                let names = holders.iter().map(|(name, _)| *name).collect();
+                return self.change_seats(names, answer, move |seats| seats.hold(holders));
             }
         };
         match outcome {
@@ -100,19 +101,17 @@ impl CoreTask {
         Some(format!("; it has {} and keeps them: new allocations fail until it is below", Bytes(has)))
     }
 
-    /// Changes seats, beside this task: the disk may take its time. `name` is a seat that may set something else then.
+    /// Changes these seats, beside this task: the disk may take its time.
     fn change_seats(
         &self,
-        name: Option<SeatName>,
+        names: Vec<SeatName>,
         answer: oneshot::Sender<Vec<Reply>>,
         change: impl FnOnce(&Seats) -> Result<String, String> + Send + 'static,
     ) {
         let (seats, commands) = (self.seats.clone(), self.commands.clone());
         spawn_blocking(move || {
             let outcome = change(&seats);
-            if let Some(name) = name {
-                let _ = commands.blocking_send(Command::SeatChanged(name));
-            }
+            let _ = commands.blocking_send(Command::SeatsChanged(names));
             match outcome {
                 Ok(text) => done(answer, text),
                 Err(reason) => refuse(answer, reason),

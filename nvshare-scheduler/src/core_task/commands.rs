@@ -44,8 +44,8 @@ pub(crate) enum Command {
     Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
     /// A process asks for the status on the clients' socket.
     Look { viewer: Viewer, answer: oneshot::Sender<Vec<Reply>> },
-    /// The limits of a seat have changed, or there is no such seat any more.
-    SeatChanged(SeatName),
+    /// Seats have other limits or other holders, or are not there any more.
+    SeatsChanged(Vec<SeatName>),
     /// A reader of metrics asks.
     Ask(Question),
     /// The configuration was read again.

@@ -219,11 +219,7 @@ impl CoreTask {
             Command::Admin { request, answer } => self.administer(request, answer, now),
             Command::Look { viewer, answer } => self.wait_for_counters(Some(viewer), answer),
             Command::Ask(question) => self.answer(question),
-            // The first client of a seat is bound when it registers.
-            Command::SeatChanged(name) if self.seated.values().any(|&seat| seat == name) => {
-                self.bound(name, now);
-            }
-            Command::SeatChanged(_) => {}
+            Command::SeatsChanged(names) => names.into_iter().for_each(|name| self.seat_changed(name, now)),
             Command::Configure(config) => {
                 self.config = config;
                 self.core.configure(self.store.over(&self.config), now);
@@ -262,6 +258,21 @@ impl CoreTask {
             self.core.replace_limits(client, before.memory.unwrap_or(0), now);
         }
         self.look_at_new_gpus();
+    }
+
+    /// A seat may have other limits, or another holder. Its first client learns that when it registers.
+    fn seat_changed(&mut self, name: SeatName, now: Time) {
+        let of_seat = self.seated.iter().filter(|&(_, &seat)| seat == name);
+        let clients: Vec<ClientId> = of_seat.map(|(&client, _)| client).collect();
+        if clients.is_empty() {
+            return;
+        }
+        self.bound(name, now);
+        if let Some(holder) = self.seats.holder(name) {
+            // A client that has disconnected may be one of the last pod's.
+            let connected = clients.into_iter().filter(|client| self.outgoing.contains_key(client));
+            connected.for_each(|client| self.recorder.rename(client, &holder.to_string()));
+        }
     }
 
     /// The limits of a seat are in force for its tenant from now on.

@@ -63,8 +63,13 @@ impl Recorder {
 
     /// A client's command is known: several clients may have one name.
     pub(crate) fn describe(&mut self, client: ClientId, command: &str) {
+        self.rename(client, &in_short(command));
+    }
+
+    /// A client's events have another name from now on.
+    pub(crate) fn rename(&mut self, client: ClientId, name: &str) {
         if let Some(known) = self.clients.get_mut(&client) {
-            known.name = in_short(command);
+            name.clone_into(&mut known.name);
         }
     }
 

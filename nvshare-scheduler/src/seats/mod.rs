@@ -312,9 +312,12 @@ impl Seats {
 
     /// The pod and the container that have a seat, or else the seat, in words.
     pub(crate) fn owner(&self, name: SeatName) -> String {
-        let places = lock(&self.0.places);
-        let holder = places.get(&name).and_then(|place| place.record.holder.as_ref());
-        holder.map_or_else(|| format!("seat {name}"), Holder::to_string)
+        self.holder(name).map_or_else(|| format!("seat {name}"), |holder| holder.to_string())
+    }
+
+    /// The container that has a seat.
+    pub(crate) fn holder(&self, name: SeatName) -> Option<Holder> {
+        lock(&self.0.places).get(&name)?.record.holder.clone()
     }
 
     /// Each seat, and who holds it.

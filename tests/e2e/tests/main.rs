@@ -24,6 +24,7 @@ mod naming;
 mod newer;
 mod papers;
 mod peers;
+mod pods;
 mod recipes;
 mod run;
 mod scenarios;

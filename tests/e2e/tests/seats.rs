@@ -14,36 +14,41 @@ use nvshare_proto::{
     Request, SchedulerMessage, Seat, SeatName, SeatStatus, Slot, Usage, codec,
 };
 
-const CARDS: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_GPUS", "2")];
-const MIB: u64 = 1 << 20;
+pub(crate) const CARDS: &[(&str, &str)] =
+    &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_GPUS", "2")];
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// A simulated card.
-fn card(number: u8) -> GpuUuid {
+pub(crate) fn card(number: u8) -> GpuUuid {
     format!("GPU-51600000-0000-4000-8000-0000000000{number:02x}").parse().expect("the simulated card")
 }
 
 /// Places of a scheduler in a world: the folder of seats must not be in that of the clients' socket.
-struct Places {
+pub(crate) struct Places {
     common: String,
     seats: PathBuf,
 }
 
 impl Places {
-    fn of(world: &World) -> Self {
+    pub(crate) fn of(world: &World) -> Self {
         Self { common: text(&world.dir().join("common/scheduler.sock")), seats: world.dir().join("seats") }
     }
 
-    fn start(&self, world: &World) -> Scheduler {
+    pub(crate) fn start(&self, world: &World) -> Scheduler {
+        self.start_with(world, &[])
+    }
+
+    pub(crate) fn start_with(&self, world: &World, options: &[&str]) -> Scheduler {
         let seats = text(&self.seats);
         let sockets = ["--socket", &self.common, "--seats", &seats];
-        Scheduler::start(world, &[&sockets[..], &["--gpu-memory", "1GiB", "--tq", "0.1"]].concat())
+        Scheduler::start(world, &[&sockets[..], &["--gpu-memory", "1GiB", "--tq", "0.1"], options].concat())
     }
 
     fn folder(&self, name: SeatName) -> PathBuf {
         self.seats.join(name.to_string())
     }
 
-    fn socket(&self, name: SeatName) -> PathBuf {
+    pub(crate) fn socket(&self, name: SeatName) -> PathBuf {
         self.folder(name).join("scheduler.sock")
     }
 
@@ -52,7 +57,7 @@ impl Places {
     }
 
     /// A program of a seat, which has the variables in the seat's file.
-    fn program(&self, program: Program, name: SeatName) -> Program {
+    pub(crate) fn program(&self, program: Program, name: SeatName) -> Program {
         let program = program.env("NVSHARE_SOCKET", &text(&self.socket(name)));
         self.limits(name).lines().fold(program, |program, line| {
             let (variable, value) = line.split_once('=').expect("a variable");
@@ -65,7 +70,7 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn seat(number: u32, gpu: u8, given: Given) -> Seat {
+pub(crate) fn seat(number: u32, gpu: u8, given: Given) -> Seat {
     Seat { slots: vec![Slot { gpu: card(gpu), number }], given }
 }
 
@@ -99,12 +104,12 @@ fn say(stream: &mut UnixStream, requests: &[Request]) -> Vec<Reply> {
     }
 }
 
-fn ask(socket: &Path, request: AdminRequest) -> Vec<Reply> {
+pub(crate) fn ask(socket: &Path, request: AdminRequest) -> Vec<Reply> {
     say(&mut UnixStream::connect(socket).expect("it serves"), &[Request::Admin(request)])
 }
 
 /// What an administrator's request has done.
-fn done(world: &World, request: AdminRequest) -> String {
+pub(crate) fn done(world: &World, request: AdminRequest) -> String {
     match ask(&world.admin_socket(), request).pop() {
         Some(Reply::Admin(AdminReply::Done { text })) => text,
         other => panic!("{other:?}"),
@@ -118,7 +123,7 @@ fn refused(replies: Vec<Reply>) -> String {
     }
 }
 
-fn make(world: &World, seat: &Seat) -> SeatName {
+pub(crate) fn make(world: &World, seat: &Seat) -> SeatName {
     let said = done(world, AdminRequest::Seat(seat.clone()));
     assert!(said.starts_with(&format!("seat {} ", seat.name())), "{said}");
     seat.name()
