@@ -13,7 +13,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientStatus, GpuStatus, MemoryStatus, SchedulerStatus, SeatStatus,
+    AdminReply, AdminRequest, ClientStatus, GpuStatus, MemoryStatus, SchedulerStatus, SeatName, SeatStatus,
 };
 use serde::Serialize;
 
@@ -43,6 +43,8 @@ pub struct Status {
     pub clients: Vec<ClientStatus>,
     /// The seats of containers.
     pub seats: Vec<SeatStatus>,
+    /// The names of seats that a container has, and to which no client came since.
+    pub unused_seats: Vec<SeatName>,
     /// The kinds of memory on the GPUs.
     pub memory: MemoryStatus,
 }
@@ -151,7 +153,8 @@ impl Scheduler {
     pub fn status(&self) -> Result<Status, Error> {
         let mut found = places::find(&self.places)?;
         let (mut scheduler, mut memory) = (None, MemoryStatus::default());
-        let (mut gpus, mut clients, mut seats) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut gpus, mut clients) = (Vec::new(), Vec::new());
+        let (mut seats, mut unused_seats) = (Vec::new(), Vec::new());
         for reply in found.connection.ask(AdminRequest::Status)? {
             match reply {
                 AdminReply::Scheduler(row) => scheduler = Some(row),
@@ -159,11 +162,12 @@ impl Scheduler {
                 AdminReply::Client(row) => clients.push(*row),
                 AdminReply::Seat(row) => seats.push(*row),
                 AdminReply::Memory(row) => memory = *row,
+                AdminReply::UnusedSeats(names) => unused_seats = names,
                 _ => {}
             }
         }
         let scheduler =
             scheduler.ok_or_else(|| found.connection.broken("the answer is incomplete".to_owned()))?;
-        Ok(Status { schema: SCHEMA, scheduler, gpus, clients, seats, memory })
+        Ok(Status { schema: SCHEMA, scheduler, gpus, clients, seats, unused_seats, memory })
     }
 }

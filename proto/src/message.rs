@@ -38,8 +38,10 @@ impl Message for Request {
 
 impl Message for Reply {
     fn since(&self) -> u16 {
-        let is_new = matches!(self, Self::Admin(AdminReply::Seat(_) | AdminReply::Memory(_)));
-        if is_new { SEATS } else { OLDEST }
+        match self {
+            Self::Admin(AdminReply::Seat(_) | AdminReply::Memory(_) | AdminReply::UnusedSeats(_)) => SEATS,
+            _ => OLDEST,
+        }
     }
 }
 
@@ -499,4 +501,6 @@ pub enum AdminReply {
     Seat(Box<SeatStatus>),
     /// A row about the kinds of memory.
     Memory(Box<MemoryStatus>),
+    /// Seats that a container has, and to which no client came since.
+    UnusedSeats(Vec<SeatName>),
 }

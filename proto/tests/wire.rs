@@ -240,6 +240,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 clients: vec![ClientMemory { client: 3, memory: MemoryMode::Swap }],
             }))),
         ),
+        ("unused seats", Reply::Admin(AdminReply::UnusedSeats(vec![seat().name()]))),
         ("refused", Reply::Refused { reason: "no".into() }),
     ]
 }

@@ -39,17 +39,12 @@ fn text(status: &Status, layout: Layout) -> String {
     );
     text.extend(about.host_memory.map(|host| show::host_memory(host) + "\n"));
     if status.gpus.is_empty() {
-        return text + "no GPU is in use\n";
-    }
-    text += "\n";
-    text += &show::render(&GPUS, &show::gpu_rows(&status.gpus), layout);
-    text += "\n";
-    let clients: Vec<_> = status.clients.iter().filter(|client| !client.gone).cloned().collect();
-    if clients.is_empty() {
-        text += if about.restricted { "no clients of this user\n" } else { "no clients\n" };
+        text += "no GPU is in use\n";
     } else {
-        let (columns, rows) = show::client_table(&clients, &status.seats, layout, false);
-        text += &show::render(&columns, &rows, layout);
+        text += "\n";
+        text += &show::render(&GPUS, &show::gpu_rows(&status.gpus), layout);
+        text += "\n";
+        text += &clients(status, layout);
     }
     let notes: Vec<String> = show::reasons(status)
         .into_iter()
@@ -58,10 +53,23 @@ fn text(status: &Status, layout: Layout) -> String {
         .chain(show::kept(status))
         .chain(show::mixed(status))
         .chain(show::others(&status.gpus))
-        .chain(show::seats(&status.seats))
+        .chain(show::seats(status))
         .collect();
     if !notes.is_empty() {
         text += &format!("\n{}\n", notes.join("\n"));
     }
     text
+}
+
+/// The table of the clients that are not gone.
+fn clients(status: &Status, layout: Layout) -> String {
+    let clients: Vec<_> = status.clients.iter().filter(|client| !client.gone).cloned().collect();
+    if !clients.is_empty() {
+        let (columns, rows) = show::client_table(&clients, &status.seats, layout, false);
+        show::render(&columns, &rows, layout)
+    } else if status.scheduler.restricted {
+        "no clients of this user\n".to_owned()
+    } else {
+        "no clients\n".to_owned()
+    }
 }

@@ -167,12 +167,25 @@ pub(crate) fn state(state: ClientState) -> &'static str {
     }
 }
 
-/// A line about seats that containers have, if any do.
-pub(crate) fn seats(seats: &[SeatStatus]) -> Option<String> {
-    let held: Vec<_> = seats.iter().filter(|seat| seat.holder.is_some()).collect();
-    let empty = held.iter().filter(|seat| seat.clients.is_empty()).count();
-    let line = || format!("seats that containers have: {}; without a client: {empty}", held.len());
-    (!held.is_empty()).then(line)
+/// Most containers that one line names.
+const MOST_NAMED: usize = 5;
+
+/// A line about seats that containers have, if any do. One to which no client came may be of a container that runs without nvshare.
+pub(crate) fn seats(status: &Status) -> Option<String> {
+    let held = || status.seats.iter().filter(|seat| seat.holder.is_some());
+    let mut unused: Vec<String> = held()
+        .filter(|seat| status.unused_seats.contains(&seat.name))
+        .filter_map(|seat| Some(seat.holder.as_ref()?.to_string()))
+        .collect();
+    unused.sort();
+    let mut line = format!("seats that containers have: {}", held().count());
+    if !unused.is_empty() {
+        line += &format!("; no client came to: {}", unused[..unused.len().min(MOST_NAMED)].join(", "));
+    }
+    if unused.len() > MOST_NAMED {
+        line += &format!(", and {} more", unused.len() - MOST_NAMED);
+    }
+    held().next().map(|_| line)
 }
 
 /// The container that has the seat of a client.
@@ -275,7 +288,7 @@ fn command_cell(client: &ClientStatus, layout: Layout) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::tests::client;
+    use crate::top::tests::{client, status};
     use nvshare_proto::{Counters, Given, GpuUuid, Holder, Seat, Slot, Usage};
 
     #[test]
@@ -326,16 +339,35 @@ mod tests {
         let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
         let name = seat.name();
         let held = SeatStatus { name, seat, holder: Some(holder), clients: vec![2] };
-        let all = [
-            held.clone(),
-            SeatStatus { clients: vec![], ..held.clone() },
-            SeatStatus { holder: None, ..held },
-        ];
         let clients = [1, 2].map(|id| client(id, ClientState::Running, 0, 0));
-        let (_, rows) = client_table(&clients, &all, Layout { wide: false, width: 80 }, false);
+        let (_, rows) = client_table(&clients, &[held], Layout { wide: false, width: 80 }, false);
         assert_eq!([&rows[0][2], &rows[1][2]], [NOTHING, "lab/train-0/main"]);
-        assert_eq!(seats(&all).unwrap(), "seats that containers have: 2; without a client: 1");
-        assert_eq!(seats(&all[2..]), None);
+    }
+
+    #[test]
+    fn containers_whose_clients_never_came_are_named() {
+        let holder =
+            |pod| Holder { namespace: "lab".into(), pod: format!("train-{pod}"), container: "main".into() };
+        let seat = |number| {
+            let slots = vec![Slot { gpu: GpuUuid([7; 16]), number }];
+            let seat = Seat { slots, given: Given::default() };
+            SeatStatus { name: seat.name(), seat, holder: Some(holder(number)), clients: vec![] }
+        };
+        let all: Vec<SeatStatus> = (0..7).map(seat).collect();
+        let names: Vec<_> = all.iter().map(|seat| seat.name).collect();
+        let line = |seats: &[SeatStatus], unused: &[_]| {
+            let about = status(vec![]);
+            super::seats(&Status { seats: seats.to_vec(), unused_seats: unused.to_vec(), ..about })
+        };
+        assert_eq!(line(&all[..2], &[]).unwrap(), "seats that containers have: 2");
+        assert_eq!(
+            line(&all[..2], &names[1..2]).unwrap(),
+            "seats that containers have: 2; no client came to: lab/train-1/main"
+        );
+        let many = line(&all, &names).unwrap();
+        assert!(many.ends_with("lab/train-4/main, and 2 more"), "{many}");
+        // Nobody has it.
+        assert_eq!(line(&[SeatStatus { holder: None, ..seat(0) }], &names), None);
     }
 
     #[test]

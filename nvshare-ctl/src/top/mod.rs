@@ -182,7 +182,15 @@ pub(crate) mod tests {
             host_memory: None,
         };
         let memory = nvshare_proto::MemoryStatus::default();
-        Status { schema: 1, scheduler, gpus: vec![gpu], clients, seats: Vec::new(), memory }
+        Status {
+            schema: 1,
+            scheduler,
+            gpus: vec![gpu],
+            clients,
+            seats: Vec::new(),
+            unused_seats: Vec::new(),
+            memory,
+        }
     }
 
     #[test]

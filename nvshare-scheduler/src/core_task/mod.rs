@@ -242,6 +242,7 @@ impl CoreTask {
         self.pids.extend(identity.pid.map(|pid| (client, pid)));
         self.memory_modes.insert(client, register.memory);
         if let Some(name) = seat {
+            self.seats.came(name);
             self.seated.insert(client, name);
             seats::keep_own_wishes(&mut register.asked, &self.seats.given(name));
             self.bound(name, now);

@@ -62,11 +62,13 @@ impl CoreTask {
                 memory.clients.retain(|kind| clients.iter().any(|row| row.client == kind.client));
             }
             let seats = self.seat_rows(waiting.viewer.as_ref());
+            let unused = self.seats.unused();
+            let unused = seats.iter().map(|row| row.name).filter(|name| unused.contains(name)).collect();
             let rows = std::iter::once(AdminReply::Scheduler(scheduler))
                 .chain(gpus.into_iter().map(AdminReply::Gpu))
                 .chain(clients.into_iter().map(|row| AdminReply::Client(Box::new(row))))
                 .chain(seats.into_iter().map(|row| AdminReply::Seat(Box::new(row))))
-                .chain(std::iter::once(AdminReply::Memory(Box::new(memory))))
+                .chain([AdminReply::UnusedSeats(unused), AdminReply::Memory(Box::new(memory))])
                 .chain(std::iter::once(AdminReply::End));
             let _ = waiting.answer.send(rows.map(Reply::Admin).collect());
         }
@@ -129,6 +131,13 @@ impl CoreTask {
         };
         view::list_all(&mut gpus, &self.listing.last(), idle);
         let memory = self.memory_status(&clients);
-        Snapshot { scheduler, gpus, clients, seats: self.seat_rows(None), memory }
+        Snapshot {
+            scheduler,
+            gpus,
+            clients,
+            seats: self.seat_rows(None),
+            unused: self.seats.unused(),
+            memory,
+        }
     }
 }

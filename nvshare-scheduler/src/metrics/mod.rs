@@ -10,6 +10,7 @@ mod shown;
 mod table;
 mod tenants;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -61,6 +62,8 @@ pub(crate) struct Snapshot {
     pub(crate) gpus: Vec<GpuStatus>,
     pub(crate) clients: Vec<ClientStatus>,
     pub(crate) seats: Vec<SeatStatus>,
+    /// Those that a container has, and to which no client came since.
+    pub(crate) unused: BTreeSet<SeatName>,
     pub(crate) memory: nvshare_proto::MemoryStatus,
 }
 
@@ -141,8 +144,6 @@ impl OfTenant {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use nvshare_proto::{Given, Holder, Seat, Slot};
     use prometheus_client::metrics::MetricType;
 
@@ -248,6 +249,7 @@ mod tests {
             }],
             clients,
             seats: vec![held_seat(gpu)],
+            unused: BTreeSet::from([held_seat(gpu).name]),
             memory: Default::default(),
         });
         registry.register_collector(Box::new(shown));

@@ -281,9 +281,9 @@ pub(super) const METRICS: &[Metric] = &[
     ),
     metric(
         "seats_without_clients",
-        "Seats that a container has, and of which no program came",
-        "",
-        Rows(&[], unused_seats),
+        "Seats that a container has, and to which no client came since",
+        ": perhaps it runs without nvshare; the figure is 1, and there is none for other seats",
+        Rows(&["seat", "namespace", "pod", "container"], unused_seats),
     ),
     metric(
         "gpu_info",
@@ -374,18 +374,20 @@ fn clients_by_state(snapshot: &Snapshot) -> Vec<Row> {
 }
 
 fn seats_and_pods(snapshot: &Snapshot) -> Vec<Row> {
+    seat_rows(snapshot, |_| true)
+}
+
+fn unused_seats(snapshot: &Snapshot) -> Vec<Row> {
+    seat_rows(snapshot, |seat| snapshot.unused.contains(&seat.name))
+}
+
+/// A row for each of these seats that a container has.
+fn seat_rows(snapshot: &Snapshot, is_shown: impl Fn(&SeatStatus) -> bool) -> Vec<Row> {
     let row = |seat: &SeatStatus| {
         let Holder { namespace, pod, container } = seat.holder.clone()?;
         Some((vec![seat.name.to_string(), namespace, pod, container], 1))
     };
-    snapshot.seats.iter().filter_map(row).collect()
-}
-
-/// A slot that was given out and that nobody uses: the library may not be in the container's programs.
-fn unused_seats(snapshot: &Snapshot) -> Vec<Row> {
-    let is_alive = |id: &u64| snapshot.clients.iter().any(|client| client.client == *id && !client.gone);
-    let is_unused = |seat: &&SeatStatus| seat.holder.is_some() && !seat.clients.iter().any(is_alive);
-    vec![(Vec::new(), snapshot.seats.iter().filter(is_unused).count() as u64)]
+    snapshot.seats.iter().filter(|seat| is_shown(seat)).filter_map(row).collect()
 }
 
 fn numbers_and_models(snapshot: &Snapshot) -> Vec<Row> {

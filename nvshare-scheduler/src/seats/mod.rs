@@ -37,6 +37,8 @@ const LONGEST_NAME: usize = 253;
 static NOT_ACCEPTED: Seldom = Seldom::new(log::warn);
 /// Tried again each second.
 static NOT_MADE: Seldom = Seldom::new(log::warn);
+/// Tried again each second.
+static NOT_KEPT: Seldom = Seldom::new(log::warn);
 
 /// A connection to a seat's socket.
 pub(crate) type Arrival = (UnixStream, Inside);
@@ -68,6 +70,8 @@ struct All {
 #[derive(Debug)]
 struct Place {
     record: Record,
+    /// Whether the record's file is older than the record: a client has come.
+    is_unkept: bool,
     /// The limits before the last change, and when that was.
     before: Option<(Given, Instant)>,
     /// Connections, and processes that have left and live on.
@@ -78,7 +82,17 @@ struct Place {
 
 impl Place {
     fn of(record: Record) -> Self {
-        Self { record, before: None, inside: 0, serves: None }
+        Self { record, is_unkept: false, before: None, inside: 0, serves: None }
+    }
+
+    /// Another container has the seat, or none. A client may come before its container is named: it counts for the next one.
+    fn give(&mut self, holder: Option<Holder>) {
+        self.record.came = match (&self.record.holder, &holder) {
+            (None, _) => self.record.came,
+            (Some(_), None) => false,
+            (Some(_), Some(_)) => self.inside > 0,
+        };
+        self.record.holder = holder;
     }
 }
 
@@ -202,7 +216,7 @@ impl Seats {
             (places.get(&name).map(|place| place.record.clone()), places.len())
         };
         let given = seat.given;
-        let (holder, text) = match &before {
+        let (holder, came, text) = match &before {
             Some(Record { seat: there, .. }) if *there == seat => {
                 self.repair(name).map_err(|error| error.to_string())?;
                 return Ok(format!("seat {name} is there"));
@@ -210,7 +224,7 @@ impl Seats {
             Some(Record { seat: there, .. }) if slots_of(there) != slots_of(&seat) => {
                 return Err(format!("seat {name} has other slots: {}", slots_of(there).join(", ")));
             }
-            Some(Record { holder, .. }) => (holder.clone(), "has other limits now"),
+            Some(Record { holder, came, .. }) => (holder.clone(), *came, "has other limits now"),
             None if count >= descriptors::MOST_SEATS => {
                 return Err(format!("no more seats: there are {count}, which are the most"));
             }
@@ -220,9 +234,9 @@ impl Seats {
                     descriptors::MOST_SEATS
                 ));
             }
-            None => (None, "is made"),
+            None => (None, false, "is made"),
         };
-        let record = Record { seat, holder };
+        let record = Record { seat, holder, came };
         // Recorded first: what is recorded and not made is made at the next start.
         self.0.records.keep(&record)?;
         let made = match &before {
@@ -262,7 +276,7 @@ impl Seats {
             let _one = lock(&self.0.changes);
             let record = match lock(&self.0.places).get_mut(&name) {
                 Some(place) if place.record.holder != holder => {
-                    place.record.holder = holder;
+                    place.give(holder);
                     place.record.clone()
                 }
                 Some(_) => continue,
@@ -320,6 +334,21 @@ impl Seats {
         lock(&self.0.places).get(&name)?.record.holder.clone()
     }
 
+    /// A client has come to a seat.
+    pub(crate) fn came(&self, name: SeatName) {
+        if let Some(place) = lock(&self.0.places).get_mut(&name) {
+            place.is_unkept |= !place.record.came;
+            place.record.came = true;
+        }
+    }
+
+    /// The seats that a container has, and to which no client came since.
+    pub(crate) fn unused(&self) -> BTreeSet<SeatName> {
+        let places = lock(&self.0.places);
+        let is_unused = |place: &Place| place.record.holder.is_some() && !place.record.came;
+        places.iter().filter(|(_, place)| is_unused(place)).map(|(&name, _)| name).collect()
+    }
+
     /// Each seat, and who holds it.
     pub(crate) fn all(&self) -> Vec<(SeatName, Seat, Option<Holder>)> {
         let places = lock(&self.0.places);
@@ -329,7 +358,8 @@ impl Seats {
         places.iter().map(row).collect()
     }
 
-    /// Makes folders and files anew that somebody removed, and binds sockets that could not be bound, for ever.
+    /// Makes folders and files anew that somebody removed, binds sockets that could not be bound, and records to which seats clients have
+    /// come, for ever.
     pub(crate) async fn look_after(self) {
         loop {
             sleep(LOOK_AFTER_EVERY).await;
@@ -341,6 +371,9 @@ impl Seats {
                     let _one = lock(&seats.0.changes);
                     if let Err(error) = seats.repair(name) {
                         NOT_MADE.say(format_args!("seat {name} cannot be served: {error}"));
+                    }
+                    if let Err(error) = seats.keep(name) {
+                        NOT_KEPT.say(format_args!("{error}"));
                     }
                 }
             });
@@ -362,6 +395,18 @@ impl Seats {
         } else {
             Ok(())
         }
+    }
+
+    /// Writes the record of a seat to which a client has come. Changes are held.
+    fn keep(&self, name: SeatName) -> Result<(), String> {
+        let set = |is_unkept: bool| {
+            let mut places = lock(&self.0.places);
+            let place = places.get_mut(&name)?;
+            let was_unkept = std::mem::replace(&mut place.is_unkept, is_unkept);
+            was_unkept.then(|| place.record.clone())
+        };
+        let Some(record) = set(false) else { return Ok(()) };
+        self.0.records.keep(&record).inspect_err(|_| drop(set(true)))
     }
 
     /// Makes a seat's folder, and serves its socket. Changes are held.

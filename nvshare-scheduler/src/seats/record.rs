@@ -15,6 +15,8 @@ use crate::settings::{limits, parse, replace};
 pub(super) struct Record {
     pub(super) seat: Seat,
     pub(super) holder: Option<Holder>,
+    /// Whether a client came since the holder has it.
+    pub(super) came: bool,
 }
 
 /// The contents of a record. What a newer version wrote beside this is left out.
@@ -24,6 +26,8 @@ struct Written {
     #[serde(default)]
     given: Given,
     holder: Option<Holder>,
+    #[serde(default)]
+    came: bool,
 }
 
 impl Record {
@@ -31,7 +35,9 @@ impl Record {
         let mut text = "# Written by nvshare-scheduler: a seat that a container got.\nslots = [".to_owned();
         let slots: Vec<String> = self.seat.slots.iter().map(|slot| format!("\"{slot}\"")).collect();
         text += &slots.join(", ");
-        text += "]\n[given]\n";
+        text += "]\n";
+        text += if self.came { "came = true\n" } else { "" };
+        text += "[given]\n";
         text += &limits::lines(self.seat.given);
         // Writing to a text cannot fail.
         if let Some(Holder { namespace, pod, container }) = &self.holder {
@@ -48,7 +54,7 @@ impl Record {
         let slots = written.slots.iter().map(|slot| slot.parse::<Slot>().map_err(|error| error.to_string()));
         let seat = Seat { slots: slots.collect::<Result<_, _>>()?, given: written.given };
         super::check(&seat)?;
-        Ok(Self { seat, holder: written.holder })
+        Ok(Self { seat, holder: written.holder, came: written.came })
     }
 }
 
@@ -135,7 +141,7 @@ mod tests {
         };
         let holder = Holder { namespace: "a".into(), pod: "b-0".into(), container: "c".into() };
         let slots = [1, 2].map(|gpu| Slot { gpu: GpuUuid([gpu; 16]), number });
-        Record { seat: Seat { slots: slots.into(), given }, holder: Some(holder) }
+        Record { seat: Seat { slots: slots.into(), given }, holder: Some(holder), came: number == 0 }
     }
 
     #[test]
@@ -145,7 +151,7 @@ mod tests {
         let records = Records::beside(Some(&folder.join("state.toml")));
         assert_eq!(records.read(), (vec![], vec![]));
         let [one, two, torn, moved] = [0, 1, 2, 3].map(record);
-        let bare = Record { seat: Seat { given: Given::default(), ..two.seat }, holder: None };
+        let bare = Record { seat: Seat { given: Given::default(), ..two.seat }, holder: None, came: false };
         for record in [&one, &bare, &torn, &moved] {
             records.keep(record).unwrap();
         }

@@ -1,9 +1,9 @@
 //! Pods that have seats, as an administrator sees them: by name, and by no name that a program chose.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use nvshare_harness::{World, wait_until};
+use nvshare_harness::{Program, Scheduler, World, wait_until};
 use nvshare_proto::{
     AdminReply, AdminRequest, ClientMessage, Given, Holder, Register, Reply, Request, SeatName, Usage,
     WatchEvent, WatchFrom, codec,
@@ -17,6 +17,75 @@ fn pod(name: &str) -> Holder {
 
 fn hold(world: &World, name: SeatName, holder: Option<Holder>) {
     done(world, AdminRequest::HoldSeats(vec![(name, holder)]));
+}
+
+/// The last line of `status`, which is about seats.
+fn last_line(world: &World) -> String {
+    let output = Scheduler::ctl(world, &["status"]);
+    String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned()
+}
+
+/// The series of seats without clients.
+fn unused(world: &World) -> Vec<String> {
+    let mut stream = UnixStream::connect(world.dir().join("metrics.sock")).expect("a socket");
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("a request");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    let series = text.lines().filter(|line| line.starts_with("nvshare_seats_without_clients"));
+    series.map(str::to_owned).collect()
+}
+
+#[test]
+fn seats_to_which_no_client_came_since_they_were_given_out_are_named() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let metrics = world.dir().join("metrics.sock").to_string_lossy().into_owned();
+    let start = || {
+        let scheduler = places.start_with(&world, &["--metrics", &metrics]);
+        wait_until("metrics are served", || UnixStream::connect(&metrics).is_ok());
+        scheduler
+    };
+    let scheduler = start();
+    let [used, never] = [0, 1].map(|number| make(&world, &seat(number, 0, Given::default())));
+    let run = |name| {
+        let job = Program::workload(&world, "job", "--memory 64MiB --block 64MiB --steps 1");
+        places.program(job, name).start().finish().intact();
+    };
+    hold(&world, used, Some(pod("train-0")));
+    hold(&world, never, Some(pod("train-1")));
+    assert_eq!(
+        last_line(&world),
+        "seats that containers have: 2; no client came to: lab/train-0/main, lab/train-1/main"
+    );
+    // One that came and has ended is no sign of a pod that runs without nvshare.
+    run(used);
+    let one = "seats that containers have: 2; no client came to: lab/train-1/main";
+    wait_until("it came", || last_line(&world) == one);
+    let series = format!(
+        "nvshare_seats_without_clients{{seat=\"{never}\",namespace=\"lab\",pod=\"train-1\",container=\"main\"}} 1"
+    );
+    wait_until("the metric names it", || unused(&world) == [series.as_str()]);
+    // Nor does a restart of the scheduler forget it.
+    let record = world.dir().join("nvshare-state.seats").join(used.to_string());
+    wait_until("it is recorded", || {
+        std::fs::read_to_string(&record).expect("a record").contains("came = true")
+    });
+    scheduler.kill();
+    let _scheduler = start();
+    assert_eq!(last_line(&world), one);
+    // Another pod has it.
+    hold(&world, used, Some(pod("train-2")));
+    assert_eq!(
+        last_line(&world),
+        "seats that containers have: 2; no client came to: lab/train-1/main, lab/train-2/main"
+    );
+    // A client may come before the pod is named.
+    hold(&world, used, None);
+    run(used);
+    hold(&world, used, Some(pod("train-3")));
+    run(never);
+    wait_until("all came", || last_line(&world) == "seats that containers have: 2");
+    assert_eq!(unused(&world), [""; 0]);
 }
 
 /// The events that are kept.
