@@ -177,6 +177,9 @@ limited() { # limited WHAT : a second process of the seat, without any variable 
     grep -q 'CUDA error 2"' "$here/log" || fail "$1: $(cat "$here/log")"
 }
 limited 'at first'
+# shellcheck disable=SC2086
+if podman exec "$tag-one" ${bare/env -i/env -i NVSHARE_SOCKET=/nowhere} 192MiB >"$here/log" 2>&1; then fail "with another socket: more than the seat's memory"; fi
+grep -q 'NVSHARE_SOCKET=/nowhere has no effect: this container has a seat' "$here/log" || fail "with another socket: $(cat "$here/log")"
 for shell in "su user -c" "su - user -c"; do
     # shellcheck disable=SC2086
     seat two 2 --rm --user 0:0 --cap-add setuid,setgid -- $shell "exec $bare 96MiB" >"$here/log" 2>&1 || fail "$shell: $(cat "$here/log")"

@@ -380,12 +380,22 @@ fn warn_of_names() {
     for complaint in names.filter_map(|name| names::complaint(&name)) {
         log::warn(format_args!("{complaint}"));
     }
+    if let Some(named) = names::path(names::SOCKET).filter(|named| named != socket()) {
+        let (variable, named, seats) = (names::SOCKET, named.display(), socket().display());
+        log::warn(format_args!(
+            "{variable}={named} has no effect: this container has a seat, whose socket is {seats}"
+        ));
+    }
 }
 
-/// The path of the scheduler's socket. The environment is read once, as the program may change it later.
+/// The path of the scheduler's socket: that of the container's seat, or else the one that the environment names. Both are read once, as
+/// the program may change its environment later.
 pub(crate) fn socket() -> &'static Path {
     static PATHS: OnceLock<[PathBuf; 2]> = OnceLock::new();
-    let [ours, systems] = PATHS.get_or_init(|| [false, true].map(paths::clients_socket));
+    let paths = || {
+        seat::socket().map_or_else(|| [false, true].map(paths::clients_socket), |seat| [seat.clone(), seat])
+    };
+    let [ours, systems] = PATHS.get_or_init(paths);
     if Path::new(paths::SYSTEM_SOCKET).exists() { systems } else { ours }
 }
 

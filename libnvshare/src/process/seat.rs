@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nvshare_proto::SeatName;
 use nvshare_proto::env as names;
-use nvshare_proto::paths::{SEAT_LIMITS, SEATS, SYSTEM_SOCKET};
+use nvshare_proto::paths::{SEAT_LIMITS, SEAT_SOCKET, SEATS, SYSTEM_SOCKET};
 
 /// Longest file that is read, in bytes.
 const LONGEST: u64 = 4096;
@@ -28,9 +28,26 @@ pub(crate) type Limits = Vec<(String, String)>;
 /// # Errors
 /// The file's path, and the reason why it cannot be followed.
 pub(crate) fn limits(socket: &Path) -> Result<Option<Limits>, (String, String)> {
-    // Without `/proc` it is not known whether there is a seat. A path of another mount may be no UTF-8.
-    let mounts = fs::read(MOUNTS).map(|list| String::from_utf8_lossy(&list).into_owned()).unwrap_or_default();
-    limits_where(&Path::new(SYSTEM_SOCKET).with_file_name(SEAT_LIMITS), socket, &mounts)
+    limits_where(&Path::new(SYSTEM_SOCKET).with_file_name(SEAT_LIMITS), socket, &mounts())
+}
+
+/// The socket of the container's seat, if it has one seat: no variable names another.
+pub(crate) fn socket() -> Option<PathBuf> {
+    let fixed = Path::new(SYSTEM_SOCKET);
+    let is_there = fs::symlink_metadata(fixed.with_file_name(SEAT_LIMITS)).is_ok();
+    if is_there { Some(fixed.to_owned()) } else { socket_where(&mounts()) }
+}
+
+/// The kernel's list of mounts. Without `/proc` it is not known whether there is a seat. A path of another mount may be no UTF-8.
+fn mounts() -> String {
+    fs::read(MOUNTS).map(|list| String::from_utf8_lossy(&list).into_owned()).unwrap_or_default()
+}
+
+fn socket_where(mounts: &str) -> Option<PathBuf> {
+    match mounted(mounts).as_slice() {
+        [(_, folder)] => Some(folder.join(SEAT_SOCKET)),
+        _ => None,
+    }
 }
 
 /// The same, with the file in the folder where containers find the scheduler, and the kernel's list of mounts.
@@ -146,6 +163,11 @@ mod tests {
             assert_eq!(mounted(&list(root)), [], "{root}");
         }
         assert_eq!((mounted(""), mounted("\n36 35\n")), (vec![], vec![]));
+
+        // Its socket is there, whatever a variable says.
+        let seat = list(&format!("/nvshare-seats/{name}"));
+        assert_eq!(socket_where(&seat), Some(PathBuf::from("/run/nvshare/scheduler.sock")));
+        assert_eq!((socket_where(&list("/nvshare")), socket_where("")), (None, None));
 
         // A container that started before the scheduler: its folder is empty.
         let (fixed, socket) = (Path::new("/nowhere/limits"), Path::new("/nowhere/scheduler.sock"));
