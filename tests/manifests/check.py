@@ -33,7 +33,7 @@ READY = "nvidia.com/gpu.present"
 
 # Every document that each folder is to have: nothing unseen, nothing lost.
 EXPECTED = {
-    "manifests": ["DaemonSet/nvshare-device-plugin", "DaemonSet/nvshare-scheduler", "Namespace/nvshare"],
+    "manifests": ["DaemonSet/nvshare-device-plugin", "DaemonSet/nvshare-scheduler", "Namespace/nvshare", "ResourceQuota/critical"],
     "manifests/clean-up": ["DaemonSet/nvshare-clean-up", "Namespace/nvshare-clean-up"],
     "manifests/dra/cluster": [
         "DeviceClass/gpu.nvshare.com", "ValidatingAdmissionPolicy/nvshare-dra", "ValidatingAdmissionPolicyBinding/nvshare-dra",
@@ -368,8 +368,10 @@ def check_clean_up(daemon, sources):
         yield f"the device plugin has no option {name}"
     if options.get("--admin-socket") != sources.admin_socket:
         yield f"--admin-socket is {options.get('--admin-socket')}, and paths.rs says {sources.admin_socket}"
-    if init[0]["image"] != f"nvshare:{sources.version}":
-        yield f"image {init[0]['image']}, and the workspace is nvshare:{sources.version}"
+    # A closed network has no other image.
+    images = {container["image"] for container in containers_of(pod)}
+    if images != {f"nvshare:{sources.version}"}:
+        yield f"images {sorted(images)}, and the workspace is nvshare:{sources.version}"
     if mounts_of(pod, init[0]) != mounts:
         yield f"the clean-up mounts {mounts_of(pod, init[0])}, not {mounts}"
     if any(container.get("volumeMounts") for container in pod["containers"]):
@@ -425,9 +427,15 @@ def check_claims_pod(pod):
 
 
 def check_quota(quota, sources):
+    """One counts slots, and one lets the daemons have their priority."""
     names = list(quota["spec"].get("hard", {}))
-    if names not in [[f"requests.{resource}"] for resource in sources.resources]:
-        yield f"counts {names}, not requests of one of {sources.resources}"
+    scopes = quota["spec"].get("scopeSelector", {}).get("matchExpressions", [])
+    counted = ["pods"] if scopes else [f"requests.{resource}" for resource in sources.resources]
+    if names not in [[name] for name in counted]:
+        yield f"counts {names}, not one of {counted}"
+    critical = {"scopeName": "PriorityClass", "operator": "In", "values": ["system-node-critical"]}
+    if scopes and scopes != [critical]:
+        yield f"is for {scopes}, not for the daemons' priority"
 
 
 def options_of(words):
