@@ -25,17 +25,28 @@ pub struct Card {
     pub mig: bool,
 }
 
-/// The GPUs that are given out: those that are named, or all.
+impl Card {
+    /// One of which nothing is known but its name. Where NVIDIA's CDI devices have numbers, it is given out once the plugin starts again.
+    const fn lost(gpu: GpuUuid, index: u32) -> Self {
+        Self { gpu, index, model: None, minor: None, numa: None, memory: None, mig: false }
+    }
+}
+
+/// The GPUs that are given out: those that are named, or all. One that is named and not there, beside others that are, may be lost: its slots
+/// are unhealthy until it comes.
 ///
 /// # Errors
-/// One that is named is not there, or one has less memory than a slot of a resource is to have.
+/// None that is named is there, or one has less memory than a slot of a resource is to have.
 pub fn choose(cards: Vec<Card>, named: &[GpuUuid], table: &[Resource]) -> Result<Vec<Card>, String> {
-    if let Some(missing) = named.iter().find(|gpu| cards.iter().all(|card| card.gpu != **gpu)) {
+    let lost: Vec<GpuUuid> =
+        named.iter().copied().filter(|gpu| cards.iter().all(|card| card.gpu != *gpu)).collect();
+    if let Some(missing) = lost.first().filter(|_| lost.len() == named.len()) {
         let there: Vec<String> = cards.iter().map(|card| card.gpu.to_string()).collect();
         return Err(format!("--gpus: {missing} is not there; this machine has {}", there.join(", ")));
     }
     let is_chosen = |card: &Card| named.is_empty() || named.contains(&card.gpu);
-    let chosen: Vec<Card> = cards.into_iter().filter(is_chosen).collect();
+    let lost = lost.into_iter().zip(cards.len() as u32..).map(|(gpu, index)| Card::lost(gpu, index));
+    let chosen: Vec<Card> = cards.into_iter().filter(is_chosen).chain(lost).collect();
     for (resource, card) in table.iter().flat_map(|resource| chosen.iter().map(move |card| (resource, card)))
     {
         if let (Some(limit), Some(memory)) = (resource.memory(), card.memory)
@@ -117,7 +128,9 @@ pub(crate) mod tests {
         let all = || vec![a.clone(), b.clone()];
         assert_eq!(choose(all(), &[], &table("")).unwrap(), all());
         assert_eq!(choose(all(), &[b.gpu], &table("")).unwrap(), std::slice::from_ref(&b));
-        let missing = choose(all(), &[b.gpu, GpuUuid([3; 16])], &table("")).unwrap_err();
+        let lost = GpuUuid([3; 16]);
+        assert_eq!(choose(all(), &[lost, b.gpu], &table("")).unwrap(), [b.clone(), Card::lost(lost, 2)]);
+        let missing = choose(all(), &[lost], &table("")).unwrap_err();
         assert!(missing.contains("GPU-03030303-0303-0303-0303-030303030303 is not there"), "{missing}");
     }
 

@@ -269,10 +269,13 @@ async fn a_set_that_the_kubelet_has_and_the_record_lost_is_there_again() {
 #[tokio::test]
 async fn a_gpu_that_is_lost_or_divided_gives_out_no_slot_until_it_is_back() {
     let mut machine = Machine::new();
-    let _scheduler = Scheduler::start(&machine.root, 1);
+    let scheduler = Scheduler::start(&machine.root, 1);
     let kubelet = Kubelet::start(&machine.root);
     let plugin = machine.start("--slots 1");
     kubelet.list("two slots", are_all(HEALTHY)).await;
+    ahead(&scheduler, 2).await;
+    // A container has the slot of a GPU that will be lost.
+    let given = kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
     let health = |a: &'static str, b: &'static str| {
         move |devices: &[Device]| devices.iter().map(|device| device.health.as_str()).eq([a, b])
     };
@@ -290,6 +293,22 @@ async fn a_gpu_that_is_lost_or_divided_gives_out_no_slot_until_it_is_back() {
     machine.says(plugin, &format!("{A} is in MIG mode, and nvshare shares whole GPUs only")).await;
     fs::remove_dir(&part).unwrap();
     kubelet.list("A is whole", are_all(HEALTHY)).await;
+
+    // A plugin that starts while a GPU is lost serves the others. The container that has the lost one can start again as it was.
+    let gpu = machine.root.join("gpus/0000:01:00.0");
+    fs::rename(&gpu, &away).unwrap();
+    let devices = machine.devices();
+    machine.kill(plugin);
+    let plugin = machine.start(&format!("--slots 1 --gpus {A},{B}"));
+    kubelet.registered(2).await;
+    // It comes behind those that are there.
+    kubelet.list("B alone", health(HEALTHY, UNHEALTHY)).await;
+    machine.says(plugin, &format!("{A} is not there any more, or its driver does not answer")).await;
+    kubelet.allocate(&[&[slot(B, 0)]]).await.unwrap();
+    assert_eq!(machine.devices(), devices);
+    fs::rename(&away, &gpu).unwrap();
+    kubelet.list("A is back again", are_all(HEALTHY)).await;
+    assert_eq!(kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap(), given);
 
     // The driver is gone.
     fs::rename(machine.root.join("gpus"), machine.root.join("none")).unwrap();
