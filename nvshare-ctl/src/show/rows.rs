@@ -228,7 +228,7 @@ pub(crate) fn client_table(
         if with_counters {
             row.extend(counter_cells(client));
         }
-        row.push(command_cell(client, layout));
+        row.push(command_cell(client, seats, layout));
         row
     };
     (columns, clients.iter().map(row).collect())
@@ -276,11 +276,13 @@ fn counter_cells(client: &ClientStatus) -> [String; COUNTERS.len()] {
     ]
 }
 
-/// A client's cell for [`COMMAND`]: the program's description, or its name where nothing else is known.
-fn command_cell(client: &ClientStatus, layout: Layout) -> String {
+/// A client's cell for [`COMMAND`]: the program's description, or its name where nothing else is known. A program calls itself
+/// what it likes, and a pod's is where its row says, so it has no name here.
+fn command_cell(client: &ClientStatus, seats: &[SeatStatus], layout: Layout) -> String {
     match &client.process {
         Some(process) if layout.wide => process.command.clone(),
         Some(process) => short_command(&process.command),
+        None if holder(seats, client.client).is_some() => NOTHING.to_owned(),
         None => client.name.clone(),
     }
 }
@@ -342,6 +344,8 @@ mod tests {
         let clients = [1, 2].map(|id| client(id, ClientState::Running, 0, 0));
         let (_, rows) = client_table(&clients, &[held], Layout { wide: false, width: 80 }, false);
         assert_eq!([&rows[0][2], &rows[1][2]], [NOTHING, "lab/train-0/main"]);
+        // Without the host's process numbers, a program's own word would stand in its place.
+        assert_eq!([&rows[0][14], &rows[1][14]], [&*clients[0].name, NOTHING]);
     }
 
     #[test]
