@@ -42,7 +42,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 /// News from the thread that asks the scheduler.
 enum News {
-    Looked(Result<Status, String>),
+    Looked(Result<Box<Status>, String>),
     Changed(String),
 }
 
@@ -76,7 +76,7 @@ fn talk(scheduler: &Scheduler, interval: Duration, wishes: &Receiver<AdminReques
             Err(RecvTimeoutError::Disconnected) => return,
         };
         // The status after a change is read before the change is reported: the next key may depend on it.
-        let looked = News::Looked(scheduler.status().map_err(|error| error.to_string()));
+        let looked = News::Looked(scheduler.status().map(Box::new).map_err(|error| error.to_string()));
         for news in [looked].into_iter().chain(changed.map(News::Changed)) {
             if tell.send(news).is_err() {
                 return;
@@ -97,7 +97,7 @@ fn show(
         for news in news.try_iter() {
             changed = true;
             match news {
-                News::Looked(looked) => top.look(looked, Instant::now()),
+                News::Looked(looked) => top.look(looked.map(|status| *status), Instant::now()),
                 News::Changed(text) => top.message = Some(text),
             }
         }

@@ -329,7 +329,7 @@ mod tests {
                 let layout = Layout { wide, width: 80 };
                 let (columns, rows) = client_table(&clients, &[], layout, with_counters);
                 assert_eq!((columns.last().unwrap().head, rows[0].len()), ("COMMAND", columns.len()));
-                assert_eq!(rows[0].last().unwrap(), &command_cell(&clients[0], layout));
+                assert_eq!(rows[0].last().unwrap(), &command_cell(&clients[0], &[], layout));
             }
         }
     }

@@ -144,7 +144,7 @@ fn check(seat: &Seat) -> Result<(), String> {
     if given.paused.is_some() {
         return Err("a seat is neither paused nor resumed; its clients are".to_owned());
     }
-    if *given == Given::default() { Ok(()) } else { limits::given(*given).map(|_| ()) }
+    limits::check(*given)
 }
 
 fn check_holder(holder: &Holder) -> Result<(), String> {
@@ -259,7 +259,7 @@ impl Seats {
             }
             error.to_string()
         })?;
-        Ok(format!("seat {name} {text}: {}", limits::given(given).unwrap_or_else(|_| "no limits".to_owned())))
+        Ok(format!("seat {name} {text}: {}", limits::describe(given)))
     }
 
     /// Says who holds seats. Waits for the disk. Returns what was done.
