@@ -31,25 +31,6 @@ pub(crate) fn limits(socket: &Path) -> Result<Option<Limits>, (String, String)> 
     limits_where(&Path::new(SYSTEM_SOCKET).with_file_name(SEAT_LIMITS), socket, &mounts())
 }
 
-/// The socket of the container's seat, if it has one seat: no variable names another.
-pub(crate) fn socket() -> Option<PathBuf> {
-    let fixed = Path::new(SYSTEM_SOCKET);
-    let is_there = fs::symlink_metadata(fixed.with_file_name(SEAT_LIMITS)).is_ok();
-    if is_there { Some(fixed.to_owned()) } else { socket_where(&mounts()) }
-}
-
-/// The kernel's list of mounts. Without `/proc` it is not known whether there is a seat. A path of another mount may be no UTF-8.
-fn mounts() -> String {
-    fs::read(MOUNTS).map(|list| String::from_utf8_lossy(&list).into_owned()).unwrap_or_default()
-}
-
-fn socket_where(mounts: &str) -> Option<PathBuf> {
-    match mounted(mounts).as_slice() {
-        [(_, folder)] => Some(folder.join(SEAT_SOCKET)),
-        _ => None,
-    }
-}
-
 /// The same, with the file in the folder where containers find the scheduler, and the kernel's list of mounts.
 fn limits_where(fixed: &Path, socket: &Path, mounts: &str) -> Result<Option<Limits>, (String, String)> {
     let beside = socket.with_file_name(SEAT_LIMITS);
@@ -84,6 +65,24 @@ fn limits_where(fixed: &Path, socket: &Path, mounts: &str) -> Result<Option<Limi
             Err(failed(&path, reason))
         }
     }
+}
+
+/// The socket of the container's seat, if it has one seat: no variable names another.
+pub(crate) fn socket() -> Option<PathBuf> {
+    let fixed = Path::new(SYSTEM_SOCKET);
+    let is_there = fs::symlink_metadata(fixed.with_file_name(SEAT_LIMITS)).is_ok();
+    if is_there { Some(fixed.to_owned()) } else { socket_where(&mounts()) }
+}
+
+/// The kernel's list of mounts. Without `/proc` it is not known whether there is a seat. A path of another mount may be no UTF-8.
+fn mounts() -> String {
+    fs::read(MOUNTS).map(|list| String::from_utf8_lossy(&list).into_owned()).unwrap_or_default()
+}
+
+fn socket_where(mounts: &str) -> Option<PathBuf> {
+    let seats = mounted(mounts);
+    let [(_, folder)] = seats.as_slice() else { return None };
+    Some(folder.join(SEAT_SOCKET))
 }
 
 /// The seats whose folders are mounted, and where, by the kernel's list. A mount's fourth field says which folder of its file system is
