@@ -528,7 +528,7 @@ fn seats_are_not_in_the_folder_that_every_container_has() {
     let Output { status, stderr, .. } =
         Scheduler::command(&world, &["--seats", &seats]).output().expect("it runs");
     let log = String::from_utf8_lossy(&stderr);
-    assert!(!status.success() && log.contains("is in the folder of the clients' socket"), "{log}");
+    assert!(!status.success() && log.contains("must not be inside the folder of --socket"), "{log}");
     // Where there is no place for records, no seat is promised.
     let places = Places::of(&world);
     let arguments = ["--socket", &places.common, "--seats", &seats, "--state", "/proc/nvshare/state.toml"];
