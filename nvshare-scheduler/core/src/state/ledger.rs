@@ -171,8 +171,7 @@ pub(crate) struct Ledger {
     staying: BTreeSet<ClientId>,
     /// Clients that hold the lock.
     holders: BTreeSet<ClientId>,
-    /// For each job, the number of its clients that stay, and of its holders, counting only clients that
-    /// answer.
+    /// For each job, the clients that stay, and the holders among them; both counting those that answer.
     staying_jobs: BTreeMap<Job, usize>,
     holder_jobs: BTreeMap<Job, usize>,
     next: BTreeSet<Place>,
