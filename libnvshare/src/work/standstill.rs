@@ -1,10 +1,20 @@
-//! A moment in which none of the program's work runs, for a call of the program that has to change what work may use.
+//! A moment in which none of the program's work runs: for a call of the program that has to change what work may use, and for a
+//! call of ours in which the driver would wait for that work.
 
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::drain::Drain;
 use super::gate;
+use crate::process::lock::lock;
 use crate::process::{lifecycle, threads};
+
+/// How long a call of ours waits for a moment without work that comes by itself, and how often it looks.
+const REST_COMES: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Held by the thread that has shut the gate.
+static SHUTS: Mutex<()> = Mutex::new(());
 
 /// How long work is waited for while a thread is kept out, at each try: the work may depend on that thread.
 const PATIENCE: [Duration; 4] =
@@ -51,6 +61,7 @@ pub(crate) fn make<T>(call: impl FnOnce() -> T) -> Option<T> {
         if tried > 0 {
             threads::sleep(PAUSE);
         }
+        let _alone = lock(&SHUTS);
         gate::shut();
         let _shut = Shut;
         if is_quiet_within(Patience { left, looked: Instant::now(), until }) {
@@ -58,6 +69,20 @@ pub(crate) fn make<T>(call: impl FnOnce() -> T) -> Option<T> {
         }
     }
     None
+}
+
+/// Makes a call of ours in which the driver would wait for the program's work, while none runs and no thread submits any. It waits
+/// for such a moment: first without keeping a thread out, and then keeping threads out for at most `keeps_out`. `None`: work runs.
+pub(crate) fn make_at_rest<T>(keeps_out: Duration, call: impl FnOnce() -> T) -> Option<T> {
+    let until = Instant::now() + REST_COMES;
+    while Drain::begin().poll() > 0 && Instant::now() < until && !lifecycle::is_exiting() {
+        threads::sleep(LOOK);
+    }
+    let _alone = SHUTS.try_lock().ok()?;
+    gate::shut();
+    let _shut = Shut;
+    let now = Instant::now();
+    is_quiet_within(Patience { left: keeps_out, looked: now, until: now + LONGEST }).then(call)
 }
 
 fn is_quiet_within(mut patience: Patience) -> bool {

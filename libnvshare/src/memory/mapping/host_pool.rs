@@ -23,6 +23,7 @@ use crate::driver::types::CUresult;
 use crate::process::lock::lock;
 use crate::process::{host_memory, lifecycle, log};
 use crate::work::contexts::Context;
+use crate::work::standstill;
 
 /// A granule of a pool, by its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -154,6 +155,9 @@ pub(in crate::memory) enum NoSlots {
 /// For this long after a refusal, the driver is not asked to page-lock memory of the process's own. Each attempt would touch a
 /// segment in vain.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
+
+/// Threads may be kept from submitting work for this long, so that memory goes to others that lack it.
+const OTHERS_LACK: Duration = Duration::from_millis(100);
 
 /// The page-locked memory of a context.
 #[derive(Debug)]
@@ -309,7 +313,7 @@ impl HostPool {
         while self.bytes() > needed + SEGMENT && !lifecycle::is_exiting() {
             let spare = usize::try_from(self.bytes().saturating_sub(needed)).unwrap_or(usize::MAX);
             let Some(segment) = lock(&self.inner).take_out(|segment| segment.bytes <= spare) else { return };
-            if !self.release(segment) {
+            if !self.release(segment, Duration::ZERO) {
                 return;
             }
         }
@@ -321,7 +325,7 @@ impl HostPool {
         while given < bytes && !lifecycle::is_exiting() {
             let Some(segment) = lock(&self.inner).take_out(|segment| segment.number.is_some()) else { break };
             let bytes = segment.bytes as u64;
-            if !self.release(segment) {
+            if !self.release(segment, OTHERS_LACK) {
                 break;
             }
             given += bytes;
@@ -329,17 +333,22 @@ impl HostPool {
         given
     }
 
-    /// Gives a segment back that is not in the pool any more. False: the driver does not let it go.
-    fn release(&self, mut segment: Segment) -> bool {
-        match segment.unlock() {
-            Ok(()) => true,
-            // The context or the process is ending: the segment ends with the pool.
-            Err(PageLockError::Gone) => {
+    /// Gives a segment back that is not in the pool any more. False: it cannot go now.
+    ///
+    /// `cuMemHostUnregister` waits for all work in flight, and threads that create or load something wait for it (seen on an H200: a
+    /// host function waited for such a thread, without end). So it is called only while none of the program's work runs. `keeps_out`:
+    /// how long threads may be kept from submitting work for that.
+    fn release(&self, mut segment: Segment, keeps_out: Duration) -> bool {
+        match standstill::make_at_rest(keeps_out, || segment.unlock()) {
+            Some(Ok(())) => true,
+            // Work runs: the segment is tried again when memory is freed, or leaves the card. Or the context or the process is
+            // ending: the segment ends with the pool.
+            None | Some(Err(PageLockError::Gone)) => {
                 lock(&self.inner).put_in(segment);
                 false
             }
             // The segment stays mapped: the driver still knows the addresses, so nothing else may be there.
-            Err(PageLockError::Driver(error)) => {
+            Some(Err(PageLockError::Driver(error))) => {
                 log::debug(format_args!("{} bytes stay page-locked: {error:?}", segment.bytes));
                 false
             }
