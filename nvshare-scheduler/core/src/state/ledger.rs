@@ -3,8 +3,7 @@
 //! The ledger has an [`Entry`] for each client, and for each process that has left while it still has memory
 //! there. [`Ledger::set`] is the only way to change one, and keeps every sum and every order in step.
 //!
-//! Invariant: each sum is the sum over the entries, and each set holds exactly those entries that its comment
-//! says. The tests recompute all of it from the entries (`Ledger::audit`) after each random change.
+//! Invariant: each sum and set is what its comment says of the entries. `Ledger::audit` recomputes all of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
