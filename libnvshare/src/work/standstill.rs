@@ -1,5 +1,5 @@
-//! A moment in which none of the program's work runs: for a call of the program that has to change what work may use, and for a
-//! call of ours in which the driver would wait for that work.
+//! A moment in which none of the program's work runs. A call of the program needs it that has to change what work may use. So does
+//! a call of ours in which the driver would wait for that work.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

@@ -335,9 +335,9 @@ impl HostPool {
 
     /// Gives a segment back that is not in the pool any more. False: it cannot go now.
     ///
-    /// `cuMemHostUnregister` waits for all work in flight, and threads that create or load something wait for it (seen on an H200: a
-    /// host function waited for such a thread, without end). So it is called only while none of the program's work runs. `keeps_out`:
-    /// how long threads may be kept from submitting work for that.
+    /// `cuMemHostUnregister` waits for all work in flight, and threads that create or load something wait for it. On an H200, a host
+    /// function waited for such a thread, without end. So the call is made only while none of the program's work runs.
+    /// `keeps_out`: how long threads may be kept from submitting work for that.
     fn release(&self, mut segment: Segment, keeps_out: Duration) -> bool {
         match standstill::make_at_rest(keeps_out, || segment.unlock()) {
             Some(Ok(())) => true,
