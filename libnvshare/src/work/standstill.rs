@@ -82,7 +82,7 @@ pub(crate) fn make_at_rest<T>(keeps_out: Duration, call: impl FnOnce() -> T) -> 
     gate::shut();
     let _shut = Shut;
     let now = Instant::now();
-    is_quiet_within(Patience { left: keeps_out, looked: now, until: now + LONGEST }).then(call)
+    is_quiet_within(Patience { left: keeps_out, looked: now, until: now + keeps_out }).then(call)
 }
 
 fn is_quiet_within(mut patience: Patience) -> bool {
