@@ -101,7 +101,7 @@ class Sources:
 
     @staticmethod
     def options_in(text):
-        names = re.findall(r"#\[arg\(\s*long\b[^\]]*\]\n\s+(?:pub )?(\w+):", text)
+        names = re.findall(r"#\[arg\(\s*long\b[^\]]*\]\n\s+(?:pub(?:\(\w+\))? )?(\w+):", text)
         return {"--" + name.replace("_", "-") for name in names}
 
 
