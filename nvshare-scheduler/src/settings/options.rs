@@ -1,6 +1,6 @@
 //! The options: each is declared once, for the command line and for the configuration file, which takes the same names.
 //!
-//! The README lists them as well, and a test sees to it that it lists all.
+//! `docs/reference.md` lists them as well, and a test sees to it that it lists all.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
