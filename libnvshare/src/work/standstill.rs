@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::drain::Drain;
 use super::gate;
+use super::submitted::Submitted;
 use crate::process::lock::lock;
 use crate::process::{lifecycle, threads};
 
-/// How long a call of ours waits for a moment without work that comes by itself, and how often it looks.
-const REST_COMES: Duration = Duration::from_secs(2);
-const LOOK: Duration = Duration::from_millis(1);
+/// How long a call of ours waits for a moment without work that comes by itself.
+const REST_COMES: Duration = Duration::from_millis(500);
+/// Between two looks for it.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Held by the thread that has shut the gate.
 static SHUTS: Mutex<()> = Mutex::new(());
@@ -72,17 +74,38 @@ pub(crate) fn make<T>(call: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// Makes a call of ours in which the driver would wait for the program's work, while none runs and no thread submits any. It waits
-/// for such a moment: first without keeping a thread out, and then keeping threads out for at most `keeps_out`. `None`: work runs.
+/// for such a moment: for [`REST_COMES`] without keeping a thread out, then keeping threads out for at most `keeps_out`. `None`: work
+/// runs.
 pub(crate) fn make_at_rest<T>(keeps_out: Duration, call: impl FnOnce() -> T) -> Option<T> {
     let until = Instant::now() + REST_COMES;
-    while Drain::begin().poll() > 0 && Instant::now() < until && !lifecycle::is_exiting() {
+    loop {
+        wait_for_submitted_work(until);
+        let now = Instant::now();
+        let is_last = now >= until || lifecycle::is_exiting();
+        let left = if is_last { keeps_out } else { Duration::ZERO };
+        if let Ok(_alone) = SHUTS.try_lock() {
+            gate::shut();
+            let _shut = Shut;
+            if is_quiet_within(Patience { left, looked: now, until: now + left }) {
+                return Some(call());
+            }
+        }
+        if is_last {
+            return None;
+        }
         threads::sleep(LOOK);
     }
-    let _alone = SHUTS.try_lock().ok()?;
-    gate::shut();
-    let _shut = Shut;
-    let now = Instant::now();
-    is_quiet_within(Patience { left: keeps_out, looked: now, until: now + keeps_out }).then(call)
+}
+
+/// Waits while the work runs that is submitted by now, at most until then.
+fn wait_for_submitted_work(until: Instant) {
+    let mut submitted = Submitted::by_now();
+    while submitted.as_mut().is_some_and(|work| !work.forget_complete())
+        && Instant::now() < until
+        && !lifecycle::is_exiting()
+    {
+        threads::sleep(LOOK);
+    }
 }
 
 fn is_quiet_within(mut patience: Patience) -> bool {

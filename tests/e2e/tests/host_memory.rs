@@ -217,6 +217,22 @@ fn zeros_take_no_memory_of_the_host() {
 }
 
 #[test]
+fn work_that_waits_for_a_thread_goes_on_while_memory_of_the_host_goes_back() {
+    let world = World::simulated(CARD);
+    let held = world.dir().join("held");
+    std::fs::write(&held, "").expect("a file");
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let job = under(&world, "works_beside_unregister").holds_up("unregister", &held).start();
+    wait_until("the program has memory", || job.out().contains("has memory") || !job.lives());
+    let other = Program::workload(&world, "other", "--memory 1000MiB --block 64MiB --kernel-us 500");
+    let other = other.until_told().start();
+    Scheduler::until_turns(&world, &[&job, &other], 4);
+    world.wake();
+    wait_until("the program has made a stream", || job.out().contains("made a stream") || !job.lives());
+    world.stop_guest(job, other);
+}
+
+#[test]
 fn memory_of_the_host_goes_back_when_it_is_not_needed() {
     // At first 512 MiB for the program's memory; later 448 MiB that the program itself wants, 64, and one segment.
     let world = World::simulated(&[CARD, &[("NVSIM_MOST_LOCKED", "772MiB")]].concat());

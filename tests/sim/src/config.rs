@@ -90,6 +90,8 @@ pub(crate) enum Held {
     Free,
     /// Launches of the kernel by which nvshare looks at memory: each waits before the kernel is in its stream.
     Look,
+    /// Ends of the page-lock of registered memory.
+    Unregister,
 }
 
 /// What a card may say wrongly of pieces of memory.
@@ -213,6 +215,7 @@ fn held(text: &str) -> (Held, PathBuf) {
         ("in", Held::In),
         ("free", Held::Free),
         ("look", Held::Look),
+        ("unregister", Held::Unregister),
     ];
     let read = text.split_once(':').and_then(|(kind, file)| {
         let (_, held) = kinds.into_iter().find(|(name, _)| *name == kind)?;

@@ -58,6 +58,9 @@ pub(crate) struct Process {
     next_address: AtomicU64,
     /// The error that a failed kernel left behind.
     sticky: AtomicI32,
+    /// Held by a thread that waits for all work so that page-locked memory ends. Threads that create something wait for it (measured
+    /// on an H200: `tests/gpu/probes/unregister_probe.py`).
+    creation: Mutex<()>,
 }
 
 static PROCESS: OnceLock<Result<Process, Failure>> = OnceLock::new();
@@ -117,6 +120,7 @@ pub(crate) fn init() -> Result<(), Failure> {
                 0x7000_0000_0000 + u64::from(std::process::id()) * (1 << 30) * 64 % (1 << 40),
             ),
             sticky: AtomicI32::new(0),
+            creation: Mutex::new(()),
         })
     });
     process.as_ref().map_err(|&failure| failure)?;
@@ -201,6 +205,11 @@ pub(crate) fn own_stream(context: u64, new: impl FnOnce() -> Arc<Stream>) -> Arc
 }
 
 impl Process {
+    /// No other thread creates anything, and none ends page-locked memory, while the result lives.
+    pub(crate) fn creation(&self) -> MutexGuard<'_, ()> {
+        self.creation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -16,6 +16,7 @@ api! {
     fn cuEventCreate(place: *mut usize, _flags: c_uint) {
         unsafe { give_new(place, || {
             let p = process::get()?;
+            drop(p.creation());
             let mut tables = p.tables();
             let context = tables.current()?;
             let door = Arc::clone(&context.door);

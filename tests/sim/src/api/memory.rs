@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{api, give, give_new, status};
 use crate::config::Held;
 use crate::memory;
-use crate::process::{self, Failure, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::process::{self, Failure, INVALID_VALUE, OUT_OF_MEMORY, Process, SUCCESS};
 use crate::stream::Point;
 use crate::world::BLOCK;
 
@@ -47,13 +47,7 @@ api! {
     fn cuMemHostAlloc(place: *mut usize, bytes: usize, _flags: c_uint) { unsafe { give_new(place, || allocate_on_host(bytes)) } }
     fn cuMemAllocHost_v2(place: *mut usize, bytes: usize) { unsafe { give_new(place, || allocate_on_host(bytes)) } }
     fn cuMemFreeHost(memory: usize) { status(process::get().and_then(|p| {
-        let mut tables = p.tables();
-        tables.unsafe_call()?;
-        tables.unregister_host(memory, true)?;
-        // Copies may be under way.
-        let points = tables.ends(|_| true);
-        drop(tables);
-        points.iter().for_each(Point::wait);
+        end_page_lock(p, memory, true)?;
         // SAFETY: what `allocate_on_host` got, and gave nobody else.
         unsafe { libc::free(memory as *mut c_void) };
         Ok(())
@@ -68,9 +62,8 @@ api! {
         Ok(())
     })) }
     fn cuMemHostUnregister(memory: usize) { status(process::get().and_then(|p| {
-        let mut tables = p.tables();
-        tables.unsafe_call()?;
-        tables.unregister_host(memory, false)
+        p.world.config().wait_while_held(Held::Unregister);
+        end_page_lock(p, memory, false)
     })) }
     fn cuMemHostGetDevicePointer_v2(place: *mut u64, memory: usize, flags: c_uint) {
         unsafe { give(place, process::get().and_then(|p| if flags == 0 && p.tables().is_host(memory, 1) { Ok(memory as u64) } else { Err(INVALID_VALUE) })) }
@@ -134,6 +127,18 @@ const SYNC_MEMOPS: c_int = 6;
 
 fn managed(address: u64, bytes: usize) -> Result<(), Failure> {
     if process::get()?.find(address, bytes as u64)?.allocation.managed { Ok(()) } else { Err(INVALID_VALUE) }
+}
+
+/// Ends the page-lock of memory, of the driver's own or of the program's, when all work is complete: copies may be under way.
+fn end_page_lock(p: &Process, memory: usize, is_drivers: bool) -> Result<(), Failure> {
+    let mut tables = p.tables();
+    tables.unsafe_call()?;
+    tables.unregister_host(memory, is_drivers)?;
+    let points = tables.ends(|_| true);
+    drop(tables);
+    let _alone = p.creation();
+    points.iter().for_each(Point::wait);
+    Ok(())
 }
 
 fn allocate_on_host(bytes: usize) -> Result<usize, Failure> {

@@ -76,6 +76,7 @@ fn load(image: *const c_char) -> Result<usize, Failure> {
     if p.world.config().refused_ptx.as_ref().is_some_and(|refused| entries.contains(refused)) {
         return Err(JIT_DISABLED);
     }
+    drop(p.creation());
     let mut tables = p.tables();
     let context = tables.current()?;
     let module = Module { id: unique(), context: context.id, family: context.family, entries };

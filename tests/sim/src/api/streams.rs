@@ -138,6 +138,7 @@ twins! { per_thread:
 
 fn new_stream(flags: c_uint) -> Result<usize, Failure> {
     let p = process::get()?;
+    drop(p.creation());
     let mut tables = p.tables();
     tables.unsafe_call()?;
     tables.new_stream(flags & NON_BLOCKING != 0)
