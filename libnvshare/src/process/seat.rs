@@ -86,7 +86,8 @@ fn socket_where(mounts: &str) -> Option<PathBuf> {
 }
 
 /// The seats whose folders are mounted, and where, by the kernel's list. A mount's fourth field says which folder of its file system is
-/// mounted, and the fifth where (`proc_pid_mountinfo(5)`). Neither a variable nor an empty folder hides that.
+/// mounted, and the fifth where (`proc_pid_mountinfo(5)`). Neither a variable nor an empty folder hides that. Where a node keeps its
+/// seats in a folder of another name, the path in the container says it: each seat is mounted at its own path as well.
 fn mounted(list: &str) -> Vec<(SeatName, PathBuf)> {
     let of_seats = Path::new(SEATS).file_name();
     let name_of = |folder: &Path| -> Option<SeatName> {
@@ -100,7 +101,7 @@ fn mounted(list: &str) -> Vec<(SeatName, PathBuf)> {
         // The kernel writes this behind a folder that was removed.
         let root = Path::new(root.strip_suffix("//deleted").unwrap_or(root));
         // A file of the folder may be mounted alone.
-        if let Some(name) = root.ancestors().find_map(name_of)
+        if let Some(name) = root.ancestors().chain(Path::new(at).ancestors()).find_map(name_of)
             && seats.iter().all(|(known, _)| *known != name)
         {
             seats.push((name, at.into()));
@@ -193,6 +194,11 @@ mod tests {
             let (_, why) = limits_where(fixed, &socket, &two).unwrap_err();
             assert!(why.contains("two seats, dabc7573cefc8f50 here and a1d92207a4be77e2 at /own"), "{why}");
         }
+
+        // The folder has another name on the node.
+        let own = format!("/var/run/nvshare-seats/{name}");
+        let list = list("/data/seats/1").replace("/run/nvshare ", &format!("{own} "));
+        assert_eq!(mounted(&list), [(name.parse().unwrap(), own.into())]);
         fs::remove_dir_all(&folder).unwrap();
     }
 
