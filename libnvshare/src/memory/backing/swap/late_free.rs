@@ -5,6 +5,7 @@
 //! the others.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::memory::allocations::{self, Allocation};
@@ -24,6 +25,8 @@ struct Waiting {
     allocation: Arc<Allocation>,
     /// The work before the free; none: it is complete.
     before: Option<SharedDrain>,
+    /// Whether a thread ends it.
+    is_ending: AtomicBool,
 }
 
 impl Waiting {
@@ -31,6 +34,21 @@ impl Waiting {
     fn is_over(&self, asked: &dyn Fn(&Context) -> bool) -> bool {
         let is_complete = || self.before.as_ref().is_none_or(|before| before.poll_in(asked));
         (is_away(&self.allocation) || is_complete()) && !is_guessed(&self.allocation)
+    }
+
+    /// Takes the allocation on, to end it. `None`: another thread ends it.
+    fn take(self: &Arc<Self>) -> Option<Taken<'_>> {
+        (!self.is_ending.swap(true, Ordering::SeqCst)).then_some(Taken(self))
+    }
+}
+
+/// An allocation that a thread ends. It is among those that wait until it is out of the account: another allocation that is refused
+/// meanwhile waits for it.
+struct Taken<'a>(&'a Arc<Waiting>);
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        WAITING.change(|all| all.retain(|waiting| !Arc::ptr_eq(waiting, self.0)));
     }
 }
 
@@ -53,7 +71,8 @@ pub(super) fn end_chunks(allocation: &Allocation) {
 /// Leaves an allocation that is off the list to [`finish`].
 fn leave(allocation: &Arc<Allocation>, before: Option<Drain>) {
     let (allocation, before) = (Arc::clone(allocation), before.map(SharedDrain::new));
-    WAITING.change(|all| all.push(Arc::new(Waiting { allocation, before })));
+    let is_ending = AtomicBool::new(false);
+    WAITING.change(|all| all.push(Arc::new(Waiting { allocation, before, is_ending })));
 }
 
 fn is_guessed(allocation: &Allocation) -> bool {
@@ -139,17 +158,33 @@ pub(super) fn finish(asked: &dyn Fn(&Context) -> bool, ended: &mut dyn FnMut(&Ar
     for over in all.iter().filter(|waiting| waiting.is_over(asked)) {
         // An eviction that finds it charged, and not on the list, waits.
         let _under_way = devices::get(over.allocation.device).map(Device::begin_change);
-        if take(over) {
+        if let Some(_taken) = over.take() {
             let slab = end(&over.allocation);
             [Some(&over.allocation), slab.as_ref()].into_iter().flatten().for_each(&mut *ended);
         }
     }
 }
 
-/// Takes an allocation off those that wait. Returns whether it was there: another thread may have taken it.
-fn take(over: &Arc<Waiting>) -> bool {
-    WAITING.change(|all| {
-        let at = all.iter().position(|waiting| Arc::ptr_eq(waiting, over));
-        at.map(|at| all.remove(at)).is_some()
-    })
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::types::CUcontext;
+    use crate::memory::allocations::Kind;
+    use crate::work::contexts;
+
+    #[test]
+    fn memory_that_ends_late_waits_until_it_is_out_of_the_account() {
+        let context = contexts::learn(CUcontext(0x61_0000 as *mut _), 61);
+        let allocation = Arc::new(Allocation::new(0x61_1000, 8, 61, context, Kind::Mapped, 0));
+        leave(&allocation, None);
+        let mut ended = 0;
+        finish(&|_| true, &mut |gone| {
+            assert!(Arc::ptr_eq(gone, &allocation));
+            assert!(is_waiting(), "an allocation that is refused now waits");
+            // Another thread finds it, and leaves it alone.
+            finish(&|_| true, &mut |_| panic!("it ends once"));
+            ended += 1;
+        });
+        assert_eq!((ended, is_waiting()), (1, false));
+    }
 }
