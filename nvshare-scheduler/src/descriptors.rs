@@ -2,41 +2,41 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Most clients, even if the system allows more.
-const MOST: usize = 4096;
+/// The largest number of clients, whatever the system allows.
+const MOST_CLIENTS: usize = 4096;
 /// Descriptors of a client: its connection, its process, and its tenant's page.
-const EACH: usize = 3;
+const PER_CLIENT: usize = 3;
 /// Descriptors for all other purposes.
-const OTHERS: usize = 64;
+const RESERVED: usize = 64;
 
 /// One of this many parts of all descriptors is for segments of the host's memory, if there are any.
-const PART_OF_SEGMENTS: usize = 4;
+const SEGMENTS_DIVISOR: usize = 4;
 /// One of this many parts of all descriptors is for sockets of seats.
-const PART_OF_SEATS: usize = 16;
-/// Most seats, even if the system allows more.
+const SEATS_DIVISOR: usize = 16;
+/// The largest number of seats, whatever the system allows.
 pub(crate) const MOST_SEATS: usize = 4096;
 
 /// The uses of the process's descriptors that grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Most {
-    /// Most clients.
+pub(crate) struct Places {
+    /// The largest number of clients.
     pub(crate) clients: usize,
-    /// Most segments of the host's memory.
+    /// The largest number of segments of the host's memory.
     pub(crate) segments: usize,
 }
 
-/// The numbers that leave descriptors for administrators. Raises the process's own limit as far as possible.
-pub(crate) fn most(has_segments: bool) -> Most {
-    shared_out(descriptors(), has_segments)
+/// Returns how many clients and segments there may be, so that administrators have descriptors too. Raises the process's own limit as far as possible.
+pub(crate) fn places(has_segments: bool) -> Places {
+    divide(descriptors(), has_segments)
 }
 
-/// Most seats: each has a socket. Raises the process's own limit as far as possible.
+/// Returns how many seats there may be: each has a socket. Raises the process's own limit as far as possible.
 pub(crate) fn most_seats() -> usize {
-    seats(descriptors().saturating_sub(OTHERS))
+    seats(descriptors().saturating_sub(RESERVED))
 }
 
 fn seats(descriptors: usize) -> usize {
-    (descriptors / PART_OF_SEATS).clamp(1, MOST_SEATS)
+    (descriptors / SEATS_DIVISOR).clamp(1, MOST_SEATS)
 }
 
 /// How many descriptors the process may have.
@@ -47,11 +47,11 @@ fn descriptors() -> usize {
     usize::try_from(allowed).unwrap_or(usize::MAX)
 }
 
-fn shared_out(descriptors: usize, has_segments: bool) -> Most {
-    let descriptors = descriptors.saturating_sub(OTHERS);
-    let segments = if has_segments { (descriptors / PART_OF_SEGMENTS).max(1) } else { 0 };
-    let clients = descriptors.saturating_sub(segments).saturating_sub(seats(descriptors)) / EACH;
-    Most { clients: clients.clamp(1, MOST), segments }
+fn divide(descriptors: usize, has_segments: bool) -> Places {
+    let descriptors = descriptors.saturating_sub(RESERVED);
+    let segments = if has_segments { (descriptors / SEGMENTS_DIVISOR).max(1) } else { 0 };
+    let clients = descriptors.saturating_sub(segments).saturating_sub(seats(descriptors)) / PER_CLIENT;
+    Places { clients: clients.clamp(1, MOST_CLIENTS), segments }
 }
 
 #[cfg(test)]
@@ -60,13 +60,13 @@ mod tests {
 
     #[test]
     fn segments_leave_descriptors_for_clients_and_administrators() {
-        assert_eq!(shared_out(1024, false), Most { clients: 300, segments: 0 });
-        assert_eq!(shared_out(1024, true), Most { clients: 220, segments: 240 });
-        assert_eq!(shared_out(64, true), Most { clients: 1, segments: 1 });
+        assert_eq!(divide(1024, false), Places { clients: 300, segments: 0 });
+        assert_eq!(divide(1024, true), Places { clients: 220, segments: 240 });
+        assert_eq!(divide(64, true), Places { clients: 1, segments: 1 });
         for descriptors in [200, 1024, 4096, 1 << 20, usize::MAX] {
-            let Most { clients, segments } = shared_out(descriptors, true);
-            let others = OTHERS + seats(descriptors - OTHERS);
-            assert!(segments.saturating_add(clients * EACH).saturating_add(others) <= descriptors);
+            let Places { clients, segments } = divide(descriptors, true);
+            let others = RESERVED + seats(descriptors - RESERVED);
+            assert!(segments.saturating_add(clients * PER_CLIENT).saturating_add(others) <= descriptors);
         }
     }
 }

@@ -71,7 +71,7 @@ pub async fn run(
     let mut pace = Pace::new(CONNECTIONS, Instant::now() + settle(&setup.config));
     let descriptions = setup.descriptions.clone();
     let journal = Journal::new(setup.config.boot);
-    let places = descriptors::most(setup.host_memory.is_some());
+    let places = descriptors::places(setup.host_memory.is_some());
     let host = setup.host_memory.and_then(|budget| hand_out(budget, places.segments, &setup));
     let counted = count(setup.metrics.take(), &commands);
     let recorder = Recorder::new(journal.clone(), counted);

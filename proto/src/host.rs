@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::MIB;
 
-/// Most bytes of a segment of the host's memory. A program that exits waits for one to be page-locked.
+/// The largest size of a segment of the host's memory, in bytes. A program that exits waits for one to be page-locked.
 pub const SEGMENT: u64 = 256 * MIB;
-/// Most segments in one frame. A process takes no more descriptors at a time.
+/// The largest number of segments in one frame. A process takes no more descriptors at a time.
 pub const MOST_SEGMENTS: usize = 4;
 
 /// What a scheduler hands out of the host's memory, as `status` shows it, in bytes.

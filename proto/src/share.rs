@@ -10,7 +10,7 @@ pub const USUAL_WEIGHT: u32 = 100;
 pub const MOST_WEIGHT: u32 = 10_000;
 /// Longest name of a gang, in bytes.
 pub const LONGEST_GANG: usize = 128;
-/// Most processes of a gang.
+/// The largest number of processes of a gang.
 pub const MOST_MEMBERS: u32 = 64;
 
 /// The priority of a client. Each step multiplies its weight by 8 or divides it by 8, so its turns come sooner or

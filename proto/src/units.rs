@@ -221,6 +221,16 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// Returns a number, or the largest `u64` where it is larger.
+pub fn saturate(number: impl TryInto<u64>) -> u64 {
+    number.try_into().unwrap_or(u64::MAX)
+}
+
+/// Returns a number, or the largest `u32` where it is larger.
+pub fn saturate_u32(number: impl TryInto<u32>) -> u32 {
+    number.try_into().unwrap_or(u32::MAX)
+}
+
 /// GiB per second over a span, or 0 where no time passed.
 #[must_use]
 pub fn gib_per_second(bytes: u64, time: Duration) -> f64 {

@@ -24,7 +24,7 @@ use super::{log, threads};
 pub(crate) type Name = [u8; 16];
 /// Bytes of a question.
 pub(crate) const QUESTION: usize = 64;
-/// Most bytes of an answer.
+/// The largest size of an answer, in bytes.
 const ANSWER: usize = 1024;
 /// Askers that are heard at a time. Others wait in the kernel's queue.
 const MOST: usize = 32;

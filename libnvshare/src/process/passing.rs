@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// Most descriptors of one message: what fits into [`CONTROL`].
+/// The largest number of descriptors of one message: what fits into [`CONTROL`].
 pub(crate) const MOST: usize = 64;
 
 /// Words of room for the control message of as many descriptors. Words are aligned as control messages have to be.

@@ -167,7 +167,7 @@ pub(crate) fn state(state: ClientState) -> &'static str {
     }
 }
 
-/// Most containers that one line names.
+/// The largest number of containers that one line names.
 const MOST_NAMED: usize = 5;
 
 /// A line about seats that containers have, if any do. One to which no client came may be of a container that runs without nvshare.

@@ -43,7 +43,7 @@ Keys:
   q, Ctrl-C        quit
 What is set for a client holds for all processes of its tenant.";
 
-/// Most characters of a typed text.
+/// The largest number of characters of a typed text.
 const LONGEST: usize = 24;
 
 /// The text that the user is typing.

@@ -8,7 +8,8 @@ use nvshare_proto::{ClientStatus, EventKind, Given, GpuStatus, GpuUuid, Schedule
 use crate::Time;
 use crate::inputs::Event;
 use crate::report::Output;
-use crate::report::happened::Incident;
+use crate::report::incidents::Incident;
+use crate::state::State;
 use crate::state::client::ClientId;
 use crate::state::config::Config;
 #[cfg(feature = "test-api")]
@@ -55,21 +56,24 @@ impl Core {
         self.books.report().poll_output()
     }
 
-    /// Takes the next event since the last call of [`Core::handle`], which forgets all events that were not
-    /// taken.
-    pub fn poll_happened(&mut self) -> Option<Incident> {
+    /// Takes the next incident. The next call of [`Core::handle`] forgets those that were not taken.
+    pub fn poll_incident(&mut self) -> Option<Incident> {
         self.books.report().poll_incident()
     }
 
     /// Returns when [`Event::Deadline`] is due if no other event comes before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        self.books.agenda().next_deadline().filter(|_| self.books.state().is_scheduling())
+        self.books.agenda().next_deadline().filter(|_| self.state().is_scheduling())
     }
 }
 
 /// The requests of administrators. Each is an event of its own.
 impl Core {
+    fn state(&self) -> &State {
+        self.books.state()
+    }
+
     /// Runs the request, then reconciles; on error does not reconcile.
     fn request<T, E>(&mut self, now: Time, request: impl FnOnce(&mut Books) -> Result<T, E>) -> Result<T, E> {
         self.books.begin_event(now);
@@ -101,7 +105,7 @@ impl Core {
     /// Sets how the quantum is chosen on one GPU, or on all GPUs, known and unknown. Returns a line that says
     /// what was done.
     pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule, now: Time) -> String {
-        let mut config = self.books.state().config().clone();
+        let mut config = self.state().config().clone();
         config.set_rule(gpu, rule);
         self.configure(config, now);
         let fixed = if let Rule::Fixed(quantum) = rule { Some(quantum) } else { None };
@@ -160,13 +164,13 @@ impl Core {
     /// Returns the status of the scheduler itself, in whose process `pid` the core runs.
     #[must_use]
     pub fn status(&self, now: Time, pid: u32) -> SchedulerStatus {
-        self.books.state().status(now, pid)
+        self.state().status(now, pid)
     }
 
     /// Returns a row for each GPU.
     #[must_use]
     pub fn gpu_status(&self) -> Vec<GpuStatus> {
-        self.books.state().gpu_status()
+        self.state().gpu_status()
     }
 
     /// Returns a row for each client, for each departed process that still has memory, and for the last few
@@ -179,20 +183,20 @@ impl Core {
     /// Returns the GPUs that clients use.
     #[must_use]
     pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
-        self.books.state().gpus_in_use()
+        self.state().gpus_in_use()
     }
 
     /// Whether a client that could be measured has not been measured often enough for its contexts to count.
     #[must_use]
     pub fn is_measuring(&self) -> bool {
-        self.books.state().is_measuring()
+        self.state().is_measuring()
     }
 
     /// Returns the clients whose processes are stopped, or may be stopped to the harm of others. The caller
     /// looks at them now and then.
     #[must_use]
     pub fn suspects(&self) -> Vec<ClientId> {
-        self.books.state().suspects()
+        self.state().suspects()
     }
 }
 
@@ -202,13 +206,13 @@ impl Core {
     /// Returns [`Core::client_status_at`] the last event.
     #[must_use]
     pub fn client_status(&self) -> Vec<ClientStatus> {
-        self.client_status_at(self.books.state().now())
+        self.client_status_at(self.state().now())
     }
 
     /// Returns the cost of hand-overs on a GPU, or of one client on it, as far as it is known.
     #[must_use]
     pub fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<HandOverCosts> {
-        self.books.state().switch_cost(gpu, of)
+        self.state().switch_cost(gpu, of)
     }
 
     /// Returns the work of the last event: clients and GPUs looked at, and entries of ledgers written. A test
@@ -222,7 +226,7 @@ impl Core {
     /// turns on a GPU. Tests derive from it how long a wait may be.
     #[must_use]
     pub fn virtual_time(&self, gpu: GpuUuid, client: ClientId) -> Option<i64> {
-        let state = self.books.state();
+        let state = self.state();
         let there = state.gpu(gpu).zip(state.client(client));
         there.map(|(gpu, client)| state.place_now(gpu, client).time)
     }
@@ -231,8 +235,8 @@ impl Core {
     /// is shared at present. The usual weight is 6400. Tests count the time that jobs get, and compare.
     #[must_use]
     pub fn share_of_time(&self, gpu: GpuUuid, client: ClientId) -> Option<(i64, u64)> {
-        let shares = &self.books.state().gpu(gpu)?.shares;
-        let job = self.books.state().client(client)?.job;
+        let shares = &self.state().gpu(gpu)?.shares;
+        let job = self.state().client(client)?.job;
         Some((shares.time(job), shares.weight(job)))
     }
 
@@ -241,7 +245,7 @@ impl Core {
     /// # Errors
     /// The difference, or the client that waits though no event is to come.
     pub fn audit(&self) -> Result<(), String> {
-        self.books.state().audit(self.books.agenda().gpus().first().copied())
+        self.state().audit(self.books.agenda().gpus().first().copied())
     }
 }
 
@@ -252,7 +256,7 @@ mod tests {
     use nvshare_proto::units::GIB;
 
     use super::*;
-    use crate::policy::quantum::Auto;
+    use crate::policy::quantum::AutoTarget;
     use crate::state::config::GpuConfig;
     use crate::state::gpu::{Size, Source};
 
@@ -277,7 +281,7 @@ mod tests {
         assert_eq!(core.books.state().config().rule(OTHER), fixed(7));
         core.set_quantum(None, fixed(9), Time::ZERO);
         assert_eq!([ONE, OTHER].map(|gpu| core.books.state().config().rule(gpu)), [fixed(9); 2]);
-        let auto = Rule::Auto(Auto { overhead_ppm: 50_000, max_wait: Duration::from_secs(60) });
+        let auto = Rule::Auto(AutoTarget { overhead_ppm: 50_000, max_wait: Duration::from_secs(60) });
         core.set_quantum(Some(ONE), auto, Time::ZERO);
         assert_eq!([ONE, OTHER].map(|gpu| core.books.state().config().rule(gpu)), [auto, fixed(9)]);
         core.set_quantum(None, auto, Time::ZERO);

@@ -32,9 +32,9 @@ use std::time::Duration;
 pub use core::Core;
 pub use inputs::{Event, Measured};
 pub use policy::exchange::Exchange;
-pub use policy::quantum::Auto;
+pub use policy::quantum::AutoTarget;
 pub use report::Output;
-pub use report::happened::Incident;
+pub use report::incidents::Incident;
 pub use state::client::{ClientId, Gang, Identity, MOST_GPUS_EACH};
 pub use state::config::{Config, GpuConfig, Together};
 #[cfg(feature = "test-api")]

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use crate::events::Journal;
 use crate::sockets::frames::{Stream, tell_all};
 
-/// Most events that are written at once.
+/// The largest number of events that are written at once.
 const BATCH: usize = 256;
 /// A watcher without news for this long is told that the scheduler lives.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);

@@ -311,9 +311,9 @@ impl CoreTask {
 
     /// Sends the core's messages to clients, and logs its notes for administrators.
     fn deliver(&mut self) {
-        while let Some(happened) = self.core.poll_happened() {
+        while let Some(incident) = self.core.poll_incident() {
             let up = self.now();
-            self.recorder.record(happened, up);
+            self.recorder.record(incident, up);
         }
         while let Some(output) = self.core.poll_output() {
             match output {

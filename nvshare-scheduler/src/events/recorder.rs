@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nvshare_core::{ClientId, Incident, Time};
+use nvshare_proto::units::saturate;
 use nvshare_proto::{Counters, EventKind, ProcessInfo, SeatName, WatchEvent, short_command};
 
 use super::journal::Journal;
@@ -95,25 +96,25 @@ impl Recorder {
     }
 
     /// Records an event, at this time since the start.
-    pub(crate) fn record(&mut self, happened: Incident, up: Time) {
+    pub(crate) fn record(&mut self, incident: Incident, up: Time) {
         if let Some(counted) = &mut self.counted {
-            counted.record(&happened, up);
+            counted.record(&incident, up);
         }
-        let known = happened.client.and_then(|client| self.clients.get(&client));
-        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let known = incident.client.and_then(|client| self.clients.get(&client));
+        let micros = |time: Duration| saturate(time.as_micros());
         self.journal.push(WatchEvent {
             seq: 0,
             time_us: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros),
             up_us: micros(up),
-            event: happened.kind,
-            client: happened.client,
+            event: incident.kind,
+            client: incident.client,
             pid: known.map(|known| known.pid),
             name: known.map(|known| known.name.clone()),
-            gpus: happened.gpus,
-            bytes: happened.bytes,
-            took_us: happened.took.map(micros),
+            gpus: incident.gpus,
+            bytes: incident.bytes,
+            took_us: incident.took.map(micros),
         });
-        if let (EventKind::Gone | EventKind::Ended, Some(client)) = (happened.kind, happened.client) {
+        if let (EventKind::Gone | EventKind::Ended, Some(client)) = (incident.kind, incident.client) {
             self.clients.remove(&client);
         }
     }

@@ -4,7 +4,7 @@
 //! client's until the kernel says that nobody uses it any more.
 
 mod ledger;
-mod most;
+mod movable;
 mod segment;
 mod worker;
 
@@ -18,7 +18,7 @@ use nvshare_proto::{GpuUuid, HostSegment, HostStatus, Usage};
 use tokio::sync::mpsc as channel;
 
 pub(crate) use ledger::Owner;
-use most::Most;
+use movable::MovableBytes;
 use worker::{MOST_EACH, Worker};
 
 use crate::lock::lock;
@@ -48,8 +48,8 @@ pub(crate) enum News {
 const MOST_NEWS: usize = 2;
 
 #[derive(Debug)]
-enum Job {
-    Open { client: u64, owner: Owner, most: Most, news: channel::Sender<News> },
+enum Request {
+    Open { client: u64, owner: Owner, most: MovableBytes, news: channel::Sender<News> },
     Make { client: u64, bytes: u64, answer: channel::Sender<News> },
     Claim { client: u64, segments: Vec<HostSegment> },
     Back { client: u64, number: u64 },
@@ -59,7 +59,7 @@ enum Job {
 /// Memory of the host, for all connections.
 #[derive(Debug, Clone)]
 pub(crate) struct HostMemory {
-    jobs: mpsc::Sender<Job>,
+    requests: mpsc::Sender<Request>,
     budget: Budget,
     shown: Arc<Mutex<Shown>>,
 }
@@ -74,7 +74,7 @@ struct Shown {
 /// The memory of the host that one client has. Dropping it gives that memory back.
 #[derive(Debug)]
 pub(crate) struct Account {
-    jobs: mpsc::Sender<Job>,
+    requests: mpsc::Sender<Request>,
     client: u64,
     answer: channel::Sender<News>,
     news: channel::Receiver<News>,
@@ -86,7 +86,7 @@ pub(crate) struct Account {
     may_claim: usize,
     /// How much of its memory may leave each GPU.
     movable: BTreeMap<GpuUuid, u64>,
-    most: Most,
+    most: MovableBytes,
 }
 
 impl HostMemory {
@@ -96,11 +96,11 @@ impl HostMemory {
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn start(budget: Budget, most: usize, boot: u64, settle: Duration) -> io::Result<Self> {
-        let (jobs, received) = mpsc::channel();
+        let (requests, received) = mpsc::channel();
         let shown = Arc::<Mutex<Shown>>::default();
         let worker = Worker::new(budget, most, boot, settle, Arc::clone(&shown));
         std::thread::Builder::new().name("nvshare-host".to_owned()).spawn(move || worker.run(&received))?;
-        Ok(Self { jobs, budget, shown })
+        Ok(Self { requests, budget, shown })
     }
 
     /// How much is handed out, and how much of it each client has, by its number. Clients that have none are left out.
@@ -113,10 +113,10 @@ impl HostMemory {
     /// The account of a new client.
     pub(crate) fn open(&self, client: u64, owner: Owner) -> Account {
         let (answer, news) = channel::channel(MOST_NEWS);
-        let most = Most::default();
-        let _ = self.jobs.send(Job::Open { client, owner, most: most.clone(), news: answer.clone() });
+        let most = MovableBytes::default();
+        let _ = self.requests.send(Request::Open { client, owner, most: most.clone(), news: answer.clone() });
         Account {
-            jobs: self.jobs.clone(),
+            requests: self.requests.clone(),
             client,
             answer,
             news,
@@ -133,7 +133,8 @@ impl Account {
     /// The client asks for this many bytes. A question beside another one is not answered.
     pub(crate) fn ask(&mut self, bytes: u64) {
         if !std::mem::replace(&mut self.asks, true) {
-            let _ = self.jobs.send(Job::Make { client: self.client, bytes, answer: self.answer.clone() });
+            let _ =
+                self.requests.send(Request::Make { client: self.client, bytes, answer: self.answer.clone() });
         }
     }
 
@@ -153,14 +154,14 @@ impl Account {
             }
         });
         if !segments.is_empty() {
-            let _ = self.jobs.send(Job::Claim { client: self.client, segments });
+            let _ = self.requests.send(Request::Claim { client: self.client, segments });
         }
     }
 
     /// The client says that it does not use a segment any more.
     pub(crate) fn give_back(&mut self, number: u64) {
         if self.has.remove(&number) {
-            let _ = self.jobs.send(Job::Back { client: self.client, number });
+            let _ = self.requests.send(Request::Back { client: self.client, number });
         }
     }
 
@@ -177,7 +178,7 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        let _ = self.jobs.send(Job::Gone { client: self.client });
+        let _ = self.requests.send(Request::Gone { client: self.client });
     }
 }
 
@@ -253,24 +254,25 @@ mod tests {
     /// What it says costs nobody any time but what is new: the thread works for all clients.
     #[tokio::test]
     async fn a_client_that_says_the_same_over_and_over_gives_the_thread_nothing_to_do() {
-        let (jobs, received) = mpsc::channel();
-        let host = HostMemory { jobs, budget: Budget { all: 1, each: 1 }, shown: Arc::default() };
+        let (requests, received) = mpsc::channel();
+        let host = HostMemory { requests, budget: Budget { all: 1, each: 1 }, shown: Arc::default() };
         let mut account = host.open(1, Owner::Client(1));
         let held = |number| HostSegment { number, bytes: MIB };
         for _ in 0..100 {
             account.claim(vec![held(1), held(2)]);
             account.give_back(3);
         }
-        let said: Vec<Job> = received.try_iter().collect();
-        assert!(matches!(&said[..], [Job::Open { .. }, Job::Claim { .. }]), "{said:?}");
+        let said: Vec<Request> = received.try_iter().collect();
+        assert!(matches!(&said[..], [Request::Open { .. }, Request::Claim { .. }]), "{said:?}");
         // It can neither claim without end, nor say by turns that it has a segment and that it has not.
         for _ in 0..MOST_EACH {
             account.claim((0..4000).map(held).collect());
             account.give_back(1);
         }
-        let claimed = |job| if let Job::Claim { segments, .. } = job { segments.len() } else { 0 };
-        let (claims, rest): (Vec<Job>, Vec<Job>) =
-            received.try_iter().partition(|job| matches!(job, Job::Claim { .. }));
+        let claimed =
+            |request| if let Request::Claim { segments, .. } = request { segments.len() } else { 0 };
+        let (claims, rest): (Vec<Request>, Vec<Request>) =
+            received.try_iter().partition(|request| matches!(request, Request::Claim { .. }));
         assert_eq!(claims.into_iter().map(claimed).sum::<usize>(), MOST_EACH - 2);
         assert_eq!(rest.len(), 1, "{rest:?}");
         // What it has got it gives back once.
@@ -279,7 +281,7 @@ mod tests {
         account.next().await;
         account.give_back(5000);
         account.give_back(5000);
-        let said: Vec<Job> = received.try_iter().collect();
-        assert!(matches!(&said[..], [Job::Back { number: 5000, .. }]), "{said:?}");
+        let said: Vec<Request> = received.try_iter().collect();
+        assert!(matches!(&said[..], [Request::Back { number: 5000, .. }]), "{said:?}");
     }
 }

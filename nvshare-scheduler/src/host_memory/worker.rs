@@ -14,13 +14,13 @@ use tokio::sync::mpsc as channel;
 use tracing::{debug, info, warn};
 
 use super::ledger::Ledger;
-use super::most::Most;
+use super::movable::MovableBytes;
 use super::segment;
-use super::{Budget, Job, Lot, MOST_NEWS, News, Owner, Shown};
+use super::{Budget, Lot, MOST_NEWS, News, Owner, Request, Shown};
 use crate::lock::lock;
 use crate::log;
 
-/// How often the kernel is asked whether a segment is used that was given back.
+/// How often the kernel is asked whether a returned segment is still used.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Longest time for such questions at a time, but for the last one of them.
 const LONGEST_LOOK: Duration = Duration::from_millis(50);
@@ -29,9 +29,9 @@ const HEARS_CLAIMS: Duration = Duration::from_secs(10);
 /// Segments are whole numbers of these.
 pub(super) const GRANULE: u64 = 2 * MIB;
 /// Bytes of the machine's memory that segments leave free.
-const MARGIN: u64 = 1 << 30;
+const LEFT_FREE: u64 = 1 << 30;
 /// A small budget is handed out in small segments: a segment of which a part is used is kept from others as a whole.
-const PARTS: u64 = 16;
+const SEGMENTS_PER_BUDGET: u64 = 16;
 const SMALL: u64 = 32 * MIB;
 /// A client is told once in this time that others lack memory.
 const TELL_AGAIN: Duration = Duration::from_millis(20);
@@ -54,7 +54,7 @@ struct Out {
 struct Client {
     owner: Owner,
     /// The most that it may have.
-    most: Most,
+    most: MovableBytes,
     /// Bytes that it has from earlier schedulers, as far as they count.
     claims: BTreeMap<u64, u64>,
     news: channel::Sender<News>,
@@ -66,9 +66,9 @@ struct Client {
 pub(super) struct Worker {
     ledger: Ledger,
     out: Vec<Out>,
-    /// Most segments: each takes a descriptor.
+    /// The largest number of segments: each takes a descriptor.
     most: usize,
-    /// Most bytes of a segment.
+    /// The largest size of a segment, in bytes.
     largest: u64,
     clients: BTreeMap<u64, Client>,
     /// Bytes that the machine can still give, if it says so.
@@ -97,7 +97,7 @@ impl Worker {
             ledger: Ledger::new(budget.all, budget.each),
             out: Vec::new(),
             most,
-            largest: (budget.all / PARTS).clamp(SMALL, SEGMENT).next_multiple_of(GRANULE),
+            largest: (budget.all / SEGMENTS_PER_BUDGET).clamp(SMALL, SEGMENT).next_multiple_of(GRANULE),
             clients: BTreeMap::new(),
             available,
             empty_if_unused: segment::empty_if_unused,
@@ -109,7 +109,7 @@ impl Worker {
     }
 
     /// Works until nobody can ask any more.
-    pub(super) fn run(mut self, jobs: &mpsc::Receiver<Job>) {
+    pub(super) fn run(mut self, requests: &mpsc::Receiver<Request>) {
         let (mut early, mut next_look) = (Vec::new(), Instant::now());
         loop {
             self.show();
@@ -119,11 +119,11 @@ impl Worker {
             let until = opens.into_iter().chain(looks).min();
             let patience =
                 until.map_or(Duration::from_secs(3600), |until| until.saturating_duration_since(now));
-            match jobs.recv_timeout(patience) {
+            match requests.recv_timeout(patience) {
                 // The client that asks first must not get what others have already.
-                Ok(job @ Job::Make { .. }) if Instant::now() < self.opens => early.push(job),
-                Ok(job) => {
-                    if self.work(job) {
+                Ok(request @ Request::Make { .. }) if Instant::now() < self.opens => early.push(request),
+                Ok(request) => {
+                    if self.serve(request) {
                         next_look = Instant::now();
                     }
                 }
@@ -131,12 +131,12 @@ impl Worker {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             if Instant::now() >= self.opens {
-                for job in early.drain(..) {
-                    self.work(job);
+                for request in early.drain(..) {
+                    self.serve(request);
                 }
             }
             if Instant::now() >= next_look {
-                // The memory of a large program comes back without a pause, between two jobs at most.
+                // The memory of a large program comes back without a pause, between two requests at most.
                 let pause = if self.sweep(LONGEST_LOOK) { Duration::ZERO } else { LOOK_AGAIN };
                 next_look = Instant::now() + pause;
             }
@@ -155,20 +155,20 @@ impl Worker {
     }
 
     /// Returns whether segments were given back.
-    fn work(&mut self, job: Job) -> bool {
-        match job {
-            Job::Open { client, owner, most, news } => {
+    fn serve(&mut self, request: Request) -> bool {
+        match request {
+            Request::Open { client, owner, most, news } => {
                 let claims = BTreeMap::new();
                 let client_of = Client { owner, most, claims, news, told: None };
                 self.clients.insert(client, client_of);
             }
-            Job::Make { client, bytes, answer } => {
+            Request::Make { client, bytes, answer } => {
                 let (lot, lacking) = self.make(client, bytes);
                 let _ = answer.blocking_send(News::Lot(lot));
                 self.tell_others(client, lacking);
             }
-            Job::Claim { client, segments } => self.claim(client, segments),
-            Job::Back { client, number } => {
+            Request::Claim { client, segments } => self.claim(client, segments),
+            Request::Back { client, number } => {
                 let is_it = |out: &&mut Out| out.client == Some(client) && out.segment.number == number;
                 if let Some(out) = self.out.iter_mut().find(is_it) {
                     out.client = None;
@@ -179,7 +179,7 @@ impl Worker {
                     self.ledger.give_back(*owner, bytes);
                 }
             }
-            Job::Gone { client } => {
+            Request::Gone { client } => {
                 self.out
                     .iter_mut()
                     .filter(|out| out.client == Some(client))
@@ -287,7 +287,7 @@ impl Worker {
 
     /// A segment of this many bytes; none: the machine has no room for it.
     fn piece(&self, bytes: u64) -> Option<OwnedFd> {
-        if (self.available)().is_some_and(|room| room < bytes + MARGIN) {
+        if (self.available)().is_some_and(|room| room < bytes + LEFT_FREE) {
             return None;
         }
         let failed =

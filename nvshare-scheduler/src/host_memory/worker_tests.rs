@@ -23,9 +23,9 @@ fn worker(most: usize, settle: Duration) -> Worker {
     worker.largest = SEGMENT;
     for client in [1, 2] {
         let (news, _) = channel::channel(MOST_NEWS);
-        let most = Most::default();
+        let most = MovableBytes::default();
         most.set(&[(gpu(client as u8), ALL)].into());
-        worker.work(Job::Open { client, owner: Owner::Client(client), most, news });
+        worker.serve(Request::Open { client, owner: Owner::Client(client), most, news });
     }
     worker
 }
@@ -36,23 +36,23 @@ fn file(fd: impl AsFd) -> (u64, u64, u64) {
 }
 
 /// The first client says that it has a segment from an earlier scheduler.
-fn claim(bytes: u64) -> Job {
-    Job::Claim { client: 1, segments: vec![HostSegment { number: 9, bytes }] }
+fn claim(bytes: u64) -> Request {
+    Request::Claim { client: 1, segments: vec![HostSegment { number: 9, bytes }] }
 }
 
 #[test]
 fn a_scheduler_that_has_run_for_a_while_hears_no_more_of_earlier_ones() {
     let mut worker = worker(100, Duration::ZERO);
     worker.hears_claims_until = Instant::now();
-    worker.work(claim(2 * MIB));
+    worker.serve(claim(2 * MIB));
     assert_eq!(worker.ledger.sum(), 0);
     // What it has handed out itself it knows: the client comes back on another connection.
     let lot = worker.make(1, 2 * MIB).0;
     worker.out[0].client = None;
-    worker.work(Job::Claim { client: 1, segments: vec![lot[0].0] });
+    worker.serve(Request::Claim { client: 1, segments: vec![lot[0].0] });
     assert_eq!((worker.ledger.sum(), worker.out[0].client), (2 * MIB, Some(1)));
     let mut early = self::worker(100, Duration::from_secs(60));
-    early.work(claim(2 * MIB));
+    early.serve(claim(2 * MIB));
     assert_eq!(early.ledger.sum(), 2 * MIB);
 }
 
@@ -63,7 +63,7 @@ fn a_segment_that_stays_in_use_delays_those_behind_it_by_one_look() {
     let used: Vec<Lot> = (0..8).map(|_| worker.make(1, 2 * MIB).0).collect();
     let (locked, free) = (worker.make(2, 4 * MIB).0, worker.make(2, 6 * MIB).0);
     for lot in [&locked, &free] {
-        worker.work(Job::Back { client: 2, number: lot[0].0.number });
+        worker.serve(Request::Back { client: 2, number: lot[0].0.number });
     }
     worker.empty_if_unused = |segment| file(segment).1 != 4 * MIB && segment::empty_if_unused(segment);
     worker.sweep(Duration::ZERO);
@@ -93,13 +93,13 @@ fn what_a_client_had_comes_back_without_pauses() {
     };
     (0..SEGMENTS).for_each(|_| drop(worker.make(1, 2 * MIB)));
     worker.show();
-    let (jobs, received) = mpsc::channel();
-    jobs.send(Job::Gone { client: 1 }).unwrap();
+    let (requests, received) = mpsc::channel();
+    requests.send(Request::Gone { client: 1 }).unwrap();
     let works = std::thread::spawn(move || worker.run(&received));
     while shown.lock().unwrap().used > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    drop(jobs);
+    drop(requests);
     works.join().unwrap();
     let looks = LOOKS.lock().unwrap();
     // A busy machine may hold some of them up.

@@ -220,27 +220,27 @@ impl Counted {
     }
 
     /// Counts an event, at this time since the start.
-    pub(crate) fn record(&mut self, happened: &Incident, now: Time) {
-        let Some(id) = happened.client else { return };
+    pub(crate) fn record(&mut self, incident: &Incident, now: Time) {
+        let Some(id) = incident.client else { return };
         self.count(id, now);
         let Some(client) = self.clients.get_mut(&id) else { return };
-        for &gpu in &happened.gpus {
+        for &gpu in &incident.gpus {
             client.gpus.entry(gpu).or_insert_with(|| self.counters.join(&client.tenant, gpu));
         }
-        let kind = happened.kind;
+        let kind = incident.kind;
         let [held_since, waited_since] =
             [client.holds, client.waits].map(|span| span.map(|(since, _)| since));
         if kind.state().is_some() {
             client.follow(kind, now);
         }
         let seconds = |since: Time| now.saturating_sub(since).as_secs_f64();
-        let on: Vec<&Times> = happened.gpus.iter().filter_map(|gpu| client.gpus.get(gpu)).collect();
+        let on: Vec<&Times> = incident.gpus.iter().filter_map(|gpu| client.gpus.get(gpu)).collect();
         for times in &on {
             let freed = if kind == EventKind::Running { self.freed.remove(&times.gpu) } else { None };
             let moment = Moment {
                 kind,
-                bytes: happened.bytes.unwrap_or(0),
-                took: happened.took.map(|took| took.as_secs_f64()),
+                bytes: incident.bytes.unwrap_or(0),
+                took: incident.took.map(|took| took.as_secs_f64()),
                 waited: waited_since.filter(|_| kind == EventKind::Running).map(seconds),
                 free: freed.filter(|&freed| waited_since.is_some_and(|since| since <= freed)).map(seconds),
             };
@@ -303,8 +303,8 @@ mod tests {
         fn after(&mut self, seconds: u64, client: ClientId, kind: EventKind, bytes: u64, took: Option<f64>) {
             self.now += Duration::from_secs(seconds);
             let took = took.map(Duration::from_secs_f64);
-            let happened = Incident { kind, client: Some(client), gpus: vec![GPU], bytes: Some(bytes), took };
-            self.counted.record(&happened, self.now);
+            let incident = Incident { kind, client: Some(client), gpus: vec![GPU], bytes: Some(bytes), took };
+            self.counted.record(&incident, self.now);
         }
 
         /// A client says the bytes that it has copied out and in.
@@ -318,9 +318,9 @@ mod tests {
             let tenant = OfTenant { user: user.to_string(), ..OfTenant::of(None, program) };
             self.counted.expect(client, tenant);
             for kind in [EventKind::Registered, EventKind::Granted, EventKind::Running, EventKind::Released] {
-                let happened =
+                let incident =
                     Incident { kind, client: Some(client), gpus: vec![gpu], bytes: None, took: None };
-                self.counted.record(&happened, self.now);
+                self.counted.record(&incident, self.now);
             }
             self.copied(client, [0, 0]);
             self.copied(client, [10, 0]);

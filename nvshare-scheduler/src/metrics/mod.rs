@@ -209,9 +209,9 @@ mod tests {
         counted.expect(2, OfTenant::of_seat(held_seat(gpu).name));
         let happens = |counted: &mut Counted, kind, client| {
             let gpus = vec![gpu];
-            let happened =
+            let incident =
                 Incident { kind, client: Some(client), gpus, bytes: Some(1), took: Some(Time::ZERO) };
-            counted.record(&happened, Time::ZERO);
+            counted.record(&incident, Time::ZERO);
         };
         happens(&mut counted, EventKind::Waiting, 2);
         for kind in [Granted, Evicted, Restored, Refused, Deferred] {

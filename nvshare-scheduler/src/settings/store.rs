@@ -68,7 +68,7 @@ struct State {
     job: BTreeMap<u32, Given>,
 }
 
-/// Most jobs with settings: a machine runs fewer, and those of jobs that have ended are to be taken back.
+/// The largest number of jobs with settings: a machine runs fewer, and those of jobs that have ended are to be taken back.
 const MOST_JOBS: usize = 4096;
 
 #[derive(Debug, PartialEq)]
@@ -291,7 +291,7 @@ pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvshare_core::{Auto, GpuConfig};
+    use nvshare_core::{AutoTarget, GpuConfig};
     use std::time::Duration;
 
     const ONE: GpuUuid = GpuUuid([1; 16]);
@@ -320,7 +320,7 @@ mod tests {
         let mut store = open();
         assert_eq!(store.over(&config).rule(ONE), seconds(3));
         store.set_quantum(Some(OTHER), seconds(4)).keep().unwrap();
-        let auto = Rule::Auto(Auto { overhead_ppm: 25_000, max_wait: Duration::from_millis(400) });
+        let auto = Rule::Auto(AutoTarget { overhead_ppm: 25_000, max_wait: Duration::from_millis(400) });
         store.set_quantum(None, auto).keep().unwrap();
         let early = store.set_quantum(Some(OTHER), seconds(9));
         store.set_scheduling(false).keep().unwrap();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use nvshare_core::{Auto, Config, Time};
+use nvshare_core::{AutoTarget, Config, Time};
 
 use crate::card::Link;
 use crate::measure::{self, Quick};
@@ -35,7 +35,7 @@ pub(crate) struct Came {
 
 impl Beside<'_> {
     /// Runs it, and its long work alone.
-    pub(crate) fn come(&self, link: Link, auto: Auto) -> Came {
+    pub(crate) fn come(&self, link: Link, auto: AutoTarget) -> Came {
         let run = |trace: &[Job]| -> Outcome {
             let config = Config { auto: Some(auto), ..Config::default() };
             let ours = Box::new(Ours::new(config, self.card, link.memory()));
@@ -77,7 +77,7 @@ pub(crate) fn print(options: &Options, trace: &[Job], until: Time) -> Result<(),
         }
         for &overhead_ppm in &options.overheads {
             let Came { quick: Quick { p50, p99, max }, loss, moved } =
-                beside.come(link, Auto { overhead_ppm, max_wait });
+                beside.come(link, AutoTarget { overhead_ppm, max_wait });
             println!(
                 "{name:<8} {:>6} % {p50:>14.0} ms {p99:>6.0} ms {max:>6.0} ms {:>15.1} % {:>11.0}",
                 f64::from(overhead_ppm) / 1e4,
@@ -102,7 +102,7 @@ mod tests {
         let trace = trace::parse(lines, 1).unwrap();
         let until = Duration::from_secs(600);
         let beside = Beside { trace: &trace, gpus: 1, card: 14 << 30, seed: 1, until };
-        beside.come(link, Auto { overhead_ppm: percent * 10_000, max_wait: Duration::from_secs(30) })
+        beside.come(link, AutoTarget { overhead_ppm: percent * 10_000, max_wait: Duration::from_secs(30) })
     }
 
     #[test]

@@ -12,10 +12,10 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Takes in what has happened.
+    /// Takes in what has incident.
     pub(crate) fn follow(&mut self, core: &mut Core) {
-        while let Some(happened) = core.poll_happened() {
-            if let (Some(client), Some(state)) = (happened.client, happened.kind.state()) {
+        while let Some(incident) = core.poll_incident() {
+            if let (Some(client), Some(state)) = (incident.client, incident.kind.state()) {
                 self.states.insert(client, state);
             }
         }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use nvshare_core::{Auto, Config};
+use nvshare_core::{AutoTarget, Config};
 use proptest::prelude::*;
 
 use crate::plan::{Plan, steady};
@@ -14,7 +14,7 @@ const ENDLESS: u64 = 10_000_000;
 
 /// Switching may cost so many per cent, and work may wait for so long.
 fn auto(percent: u32, max_wait: u64) -> Config {
-    let auto = Auto { overhead_ppm: percent * 10_000, max_wait: MS(max_wait) };
+    let auto = AutoTarget { overhead_ppm: percent * 10_000, max_wait: MS(max_wait) };
     Config { auto: Some(auto), ..config(false) }
 }
 

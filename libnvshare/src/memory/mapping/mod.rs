@@ -38,7 +38,7 @@ use views::Program;
 
 /// The driver's granularity of physical memory, in bytes.
 pub(crate) const GRANULE: u64 = 2 * MIB;
-/// Most bytes of a chunk. Larger ones are hardly faster (measured: 47 GiB/s in pieces of 20 MiB, 50 in pieces of 128). A
+/// The largest size of a chunk, in bytes. Larger ones are hardly faster (measured: 47 GiB/s in pieces of 20 MiB, 50 in pieces of 128). A
 /// program that frees an allocation waits for one.
 const CHUNK: u64 = 32 * MIB;
 /// Time that the driver may take to give back memory that another process has just released.

@@ -1,6 +1,6 @@
 //! The requests of administrators.
 
-use nvshare_proto::units::Bytes;
+use nvshare_proto::units::{Bytes, saturate};
 use nvshare_proto::{EventKind, Given, GpuUuid, SchedulerMessage};
 
 use crate::state::client::{ClientId, Job};
@@ -35,7 +35,7 @@ impl Books {
             return Err(format!(
                 "{}: clients have {} together and {} fit; page faults would move the rest (--force does it anyway)",
                 gpu.uuid,
-                Bytes(u64::try_from(demand(gpu)).unwrap_or(u64::MAX)),
+                Bytes(saturate(demand(gpu))),
                 Bytes(gpu.capacity)
             ));
         }

@@ -1,11 +1,12 @@
 //! Clients come, and begin to use GPUs.
 
-use nvshare_proto::{Epoch, EventKind, Gate, GpuUuid, Hold, Register, SchedulerMessage, Usage};
+use nvshare_proto::{Epoch, EventKind, Gate, GpuUuid, Hold, Register, SchedulerMessage};
 
 use crate::state::client::{Client, ClientId, Gang, Identity};
 use crate::steps::books::Books;
 
 impl Books {
+    /// Takes in a client that has registered, and tells it whether it may run.
     pub(crate) fn on_registered(&mut self, id: ClientId, identity: Identity, register: Register) {
         let gate = register.gate;
         let was_here = register.returns || gate == Gate::Open;
@@ -13,42 +14,51 @@ impl Books {
         let gang = identity.gang.filter(|&gang| self.join_gang(&client, gang));
         client.gang = gang.map(Gang::id);
         self.report().info(format!("client {id} is {} (pid {})", client.name, client.pid));
-        let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
-        if was_here && usage.iter().any(|usage| usage.allocated > 0) {
+        if was_here && client.allocated() > 0 {
             // The client was there before this scheduler, and others may have been as well.
             self.wait_for_returns();
         }
-        let epoch = self.new_epoch();
-        let hold = match gate {
-            _ if !self.state().is_scheduling() => Hold::Free,
-            Gate::Open => Hold::Running(epoch),
-            Gate::Closed => Hold::Parked,
-        };
+        let hold = self.hold_for(gate);
         if hold == Hold::Free {
             client.set_free();
         }
-        self.know_gpus_of(&client.gpus());
+        self.admit(client, identity, hold);
+        self.follow_gang(id);
+    }
+
+    /// The state in which a client begins, by the gate that it has.
+    fn hold_for(&mut self, gate: Gate) -> Hold {
+        let epoch = self.new_epoch();
+        match gate {
+            _ if !self.state().is_scheduling() => Hold::Free,
+            Gate::Open => Hold::Running(epoch),
+            Gate::Closed => Hold::Parked,
+        }
+    }
+
+    /// Adds a client, writes it into the ledgers of its GPUs, and announces it.
+    fn admit(&mut self, client: Client, identity: Identity, hold: Hold) {
+        let (id, gpus, allocated) = (client.id, client.gpus(), client.allocated());
+        self.know_gpus_of(&gpus);
         self.jobs_mut().join(&client);
         self.add_client(client);
         self.gather_gang(id);
         self.send(id, SchedulerMessage::Registered { client: id, hold });
-        for usage in &usage {
+        for &gpu in &gpus {
             // The same process is back: its report replaces the bytes that stayed charged to it.
-            self.forget_departed(usage.gpu, |_, departed| departed.identity.is_same_process(identity));
+            self.forget_departed(gpu, |_, departed| departed.identity.is_same_process(identity));
         }
         self.enter(id);
         self.apply_terms_of(id);
-        for usage in &usage {
-            self.greet(id, usage.gpu);
+        for &gpu in &gpus {
+            self.greet(id, gpu);
         }
-        let allocated = self.state().client(id).map(Client::allocated);
-        self.emit(EventKind::Registered, id, allocated);
+        self.emit(EventKind::Registered, id, Some(allocated));
         match hold {
             Hold::Free => self.emit(EventKind::Free, id, None),
             Hold::Running(epoch) => self.adopt(id, epoch),
             Hold::Parked => {}
         }
-        self.follow_gang(id);
     }
 
     /// Takes a client that runs already as a holder.

@@ -2,7 +2,7 @@
 //! together.
 
 use nvshare_proto::GpuUuid;
-use nvshare_proto::units::Bytes;
+use nvshare_proto::units::{Bytes, saturate};
 
 use crate::policy::together;
 use crate::state::State;
@@ -24,7 +24,7 @@ impl State {
     /// Returns the free bytes of the part of a GPU that a client may fill.
     pub(crate) fn free(&self, gpu: &Gpu, id: ClientId) -> u64 {
         let free = u128::from(self.capacity(gpu, id)).saturating_sub(gpu.ledger.sums().room);
-        u64::try_from(free).unwrap_or(u64::MAX)
+        saturate(free)
     }
 
     /// Returns the bytes that other clients have beyond all that this client may fill, since it may see less
@@ -32,7 +32,7 @@ impl State {
     /// makes room for it.
     pub(crate) fn overfull(&self, gpu: &Gpu, id: ClientId) -> u64 {
         let beyond = gpu.ledger.sums().room.saturating_sub(u128::from(self.capacity(gpu, id)));
-        u64::try_from(beyond).unwrap_or(u64::MAX)
+        saturate(beyond)
     }
 
     /// Returns the bytes that have to leave a GPU so that a unit has its whole demand there.
@@ -112,7 +112,7 @@ impl State {
         let uuid = gpu.uuid;
         let (demand, capacity) = (gpu.demand_of(&self.unit_of(client)), self.capacity(gpu, client.id));
         if client.gang.is_some() && demand > u128::from(capacity) {
-            let demand = u64::try_from(demand).unwrap_or(u64::MAX);
+            let demand = saturate(demand);
             return Some(format!(
                 "its gang wants {} of {uuid} at once, which has {}",
                 Bytes(demand),

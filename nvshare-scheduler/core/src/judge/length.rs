@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use nvshare_proto::GpuUuid;
+use nvshare_proto::units::{saturate, saturate_u32};
 
 use crate::Time;
-use crate::judge::short::{LongWork, is_short};
+use crate::judge::short::{LongWork, is_interactive};
 use crate::policy::turn::{self, Turn};
 use crate::policy::{quantum, slices};
 use crate::state::State;
@@ -42,7 +43,7 @@ pub(crate) struct Split {
 #[derive(Debug, Default)]
 struct Held {
     /// The jobs of the clients that are not idle.
-    by: Vec<Job>,
+    jobs: Vec<Job>,
     work: LongWork,
     /// When the last of them became idle, if all are.
     idle_since: Option<Time>,
@@ -60,58 +61,63 @@ impl State {
     /// Returns when the turns of the clients that leave for a waiter are over; `None` while that is unknown.
     pub(crate) fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<End> {
         let mut ends = End { at: Time::ZERO, in_turn: Time::ZERO };
-        for &Split { gpu: uuid, ref leavers, .. } in splits {
-            let gpu = self.gpu(uuid)?;
-            let mut held = Held { idle_since: Some(Time::ZERO), ..Held::default() };
-            let to_move = self.bytes_to_move(gpu, unit);
-            // The waiter's turn comes anyhow: an idle holder that keeps its place saves its own return.
-            let own_return = leavers.iter().map(|&leaver| gpu.demand(leaver)).sum::<u128>();
-            let to_return = u64::try_from(own_return).unwrap_or(u64::MAX).min(to_move);
-            let move_cost = if to_return == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_return) };
-            for leaver in leavers {
-                let client = self.client(*leaver)?;
-                match client.phase() {
-                    // A turn that has not begun cannot be over.
-                    Phase::Next(Why::Claims) | Phase::Granted { begins: true, .. } => return None,
-                    Phase::Idle { since, .. } => {
-                        held.idle_since = held.idle_since.map(|idle| idle.max(since));
-                        let usual = move_cost.saturating_mul(turn::IDLE_FACTOR);
-                        held.patience = held.patience.max(client.rhythm.patience(move_cost, usual));
-                        continue;
-                    }
-                    // A gang is idle when all its members are; a parked member does nothing.
-                    Phase::Parked => continue,
-                    _ => held.idle_since = None,
-                }
-                held.work.add_holder(client);
-                held.by.push(client.job);
-            }
-            let cost = self.hand_over_cost(gpu, unit, to_move);
-            let sooner = held.work.gives_way_at(self, gpu, unit, cost);
-            let (in_turn, at) = match sooner {
-                None => {
-                    let in_turn = turn::ends(&self.turn(gpu, unit, &held)?)?;
-                    (in_turn, in_turn)
-                }
-                // Short work has what it may cost. It takes the turn only when that is over for the clients
-                // that wait in turn. Otherwise nobody would have to pay for the hand-overs to it.
-                Some(sooner) => {
-                    gpu.turn.started()?;
-                    let waiter = self.first_in_turn(gpu, unit);
-                    let in_turn = waiter.and_then(|waiter| turn::ends(&self.turn(gpu, &waiter, &held)?));
-                    let in_turn = in_turn.unwrap_or(Time::MAX);
-                    (in_turn, in_turn.min(sooner.max(gpu.deferred.retry_at())))
-                }
-            };
+        for split in splits {
+            let End { at, in_turn } = self.turn_end_on(self.gpu(split.gpu)?, unit, &split.leavers)?;
             ends = End { at: ends.at.max(at), in_turn: ends.in_turn.max(in_turn) };
         }
         Some(ends)
     }
 
+    /// Returns the same for the clients that leave one GPU.
+    fn turn_end_on(&self, gpu: &Gpu, unit: &Unit, leavers: &[ClientId]) -> Option<End> {
+        let to_move = self.bytes_to_move(gpu, unit);
+        // An idle holder that stays saves only its own return: the waiter's turn comes anyhow.
+        let leavers_demand = leavers.iter().map(|&leaver| gpu.demand(leaver)).sum::<u128>();
+        let to_return = saturate(leavers_demand).min(to_move);
+        let move_cost = if to_return == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_return) };
+        let held = self.held_by(leavers, move_cost)?;
+        let cost = self.hand_over_cost(gpu, unit, to_move);
+        let Some(sooner) = held.work.gives_way_at(self, gpu, unit, cost) else {
+            let at = turn::ends(&self.turn(gpu, unit, &held)?)?;
+            return Some(End { at, in_turn: at });
+        };
+        // Short work has what it may cost. It takes the turn only when that is over for the clients that wait
+        // in turn. Otherwise nobody would have to pay for the hand-overs to it.
+        gpu.turn.started()?;
+        let waiter = self.first_in_turn(gpu, unit);
+        let in_turn = waiter.and_then(|waiter| turn::ends(&self.turn(gpu, &waiter, &held)?));
+        let in_turn = in_turn.unwrap_or(Time::MAX);
+        Some(End { at: in_turn.min(sooner.max(gpu.deferred.retry_at())), in_turn })
+    }
+
+    /// Returns by whose work a GPU is held; `None` if a turn has not begun, so that it cannot be over.
+    fn held_by(&self, leavers: &[ClientId], move_cost: Duration) -> Option<Held> {
+        let mut held = Held { idle_since: Some(Time::ZERO), ..Held::default() };
+        for leaver in leavers {
+            let client = self.client(*leaver)?;
+            match client.phase() {
+                Phase::Next(Why::Claims) | Phase::Granted { begins: true, .. } => return None,
+                Phase::Idle { since, .. } => {
+                    held.idle_since = held.idle_since.map(|idle| idle.max(since));
+                    let usual = move_cost.saturating_mul(turn::IDLE_FACTOR);
+                    held.patience = held.patience.max(client.rhythm.patience(move_cost, usual));
+                }
+                // A gang is idle when all its members are; a parked member does nothing.
+                Phase::Parked => {}
+                _ => {
+                    held.idle_since = None;
+                    held.work.add_holder(client);
+                    held.jobs.push(client.job);
+                }
+            }
+        }
+        Some(held)
+    }
+
     /// Returns the first waiter, besides a unit, that is not interactive.
     fn first_in_turn(&self, gpu: &Gpu, unit: &Unit) -> Option<Unit> {
         let others = gpu.waiting().map(|place| place.client).filter(|id| !unit.contains(id));
-        others.map(|id| self.unit(id)).find(|unit| !is_short(self, unit))
+        others.map(|id| self.unit(id)).find(|unit| !is_interactive(self, unit))
     }
 
     /// Returns the turn of the clients that hold a GPU, as a waiter sees it.
@@ -121,7 +127,7 @@ impl State {
         let (own, own_weight) = (gpu.shares.time(own_job), gpu.shares.weight(own_job));
         let mut catches_up = Duration::ZERO;
         let mut heaviest = own_weight;
-        for &job in &held.by {
+        for &job in &held.jobs {
             let behind = own.saturating_sub(gpu.shares.time(job));
             let weight = gpu.shares.weight(job);
             heaviest = heaviest.max(weight);
@@ -130,7 +136,7 @@ impl State {
                 catches_up = catches_up.max(gpu.shares.time_to_reach(job, own));
             }
         }
-        let beside = u32::try_from(gpu.shares.holding().max(1)).unwrap_or(u32::MAX);
+        let beside = saturate_u32(gpu.shares.holding().max(1));
         let ratio = slices::ratio(heaviest, own_weight);
         let quantum = self.owed_quantum(gpu, waiter, self.bytes_to_move(gpu, waiter));
         let beyond = self.accounts_on(gpu, waiter).map(|account| account.cost.overrun_allowance(quantum));
@@ -139,7 +145,11 @@ impl State {
             quantum,
             most_quanta: slices::most_quanta(ratio, turn::MOST_QUANTA),
             even_at: self.now().saturating_add(catches_up.saturating_mul(beside)),
-            beyond: gpu.longest_drain.max(slices::beyond(ratio, quantum, beyond.max().unwrap_or_default())),
+            beyond: gpu.longest_drain.max(slices::allowance(
+                ratio,
+                quantum,
+                beyond.max().unwrap_or_default(),
+            )),
             not_before: gpu.deferred.retry_at(),
             idle_since: held.idle_since,
             patience: held.patience,

@@ -1,6 +1,6 @@
 //! Room: for whom what is free is reserved, and who could give memory back.
 
-use nvshare_proto::units::GIB;
+use nvshare_proto::units::{GIB, saturate};
 
 use crate::policy::victims::{self, Candidate, NextTurn};
 use crate::state::State;
@@ -57,7 +57,7 @@ impl State {
     pub(crate) fn evictions(&self, gpu: &Gpu, needed: u64, beneficiaries: Option<&[ClientId]>) -> Evictions {
         let sums = gpu.ledger.sums();
         let missing = u128::from(needed).saturating_sub(sums.ordered);
-        let missing = u64::try_from(missing).unwrap_or(u64::MAX);
+        let missing = saturate(missing);
         if missing == 0 {
             return Evictions { orders: Vec::new(), suffice: true, clients_seen: 0 };
         }

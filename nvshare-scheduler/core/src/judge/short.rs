@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use nvshare_proto::pace::IDLE_AFTER;
+use nvshare_proto::units::saturate_u32;
 
 use crate::Time;
-use crate::policy::ahead::{self, Asks};
+use crate::policy::ahead::{self, Request};
 use crate::state::State;
 use crate::state::client::{Client, ClientId};
 use crate::state::gangs::Unit;
@@ -14,10 +15,10 @@ use crate::state::rule::Rule;
 
 /// Short work waits at most this many times as long as between visits that cost no more than they may. Being
 /// more than 1, it leaves something for the hand-overs of long work.
-const LONGER_THAN_EVERY: f64 = 1.2;
+const WAIT_PER_VISIT_INTERVAL: f64 = 1.2;
 
-/// Whether a unit is one interactive client: a member of a gang is none.
-pub(crate) fn is_short(state: &State, unit: &Unit) -> bool {
+/// Whether a unit is one interactive client: a client of a gang is none.
+pub(crate) fn is_interactive(state: &State, unit: &Unit) -> bool {
     state.clients_of(unit).any(Client::is_interactive)
 }
 
@@ -48,13 +49,13 @@ impl LongWork {
     /// has said what switching may cost.
     pub(crate) fn gives_way_at(&self, state: &State, gpu: &Gpu, unit: &Unit, cost: Duration) -> Option<Time> {
         let Rule::Auto(target) = gpu.rule else { return None };
-        if !self.runs || self.has_interactive || !is_short(state, unit) {
+        if !self.runs || self.has_interactive || !is_interactive(state, unit) {
             return None;
         }
         let client = state.client(unit.first())?;
         // One visit: there and back, and until it is known that it is over. Others that are short come as
         // often.
-        let visits = (cost * 2 + IDLE_AFTER) * u32::try_from(gpu.shares.short().max(1)).unwrap_or(u32::MAX);
+        let visits = (cost * 2 + IDLE_AFTER) * saturate_u32(gpu.shares.short().max(1));
         let visit_interval = visits.mul_f64(1e6 / f64::from(target.overhead_ppm.max(1)));
         // A client that comes this seldom stays within the budget, so it is not delayed, whatever others have
         // cost.
@@ -64,8 +65,8 @@ impl LongWork {
         let delayed = client.waiting_since.saturating_add(delay);
         // A turn of long work that ends puts the whole cost of its hand-over on the next visit. That visit
         // waits that much longer, and no more.
-        let latest = client.waiting_since.saturating_add(visit_interval.mul_f64(LONGER_THAN_EVERY));
-        ahead::earliest(&Asks {
+        let latest = client.waiting_since.saturating_add(visit_interval.mul_f64(WAIT_PER_VISIT_INTERVAL));
+        ahead::earliest(&Request {
             allowed_at: gpu.budget.allows_at(target.overhead_ppm).max(delayed).min(latest),
             since: client.waiting_since,
             max_wait: target.max_wait,

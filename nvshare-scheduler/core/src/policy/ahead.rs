@@ -1,4 +1,4 @@
-//! When short work goes ahead of long work that holds a GPU.
+//! When short work goes ahead of long work that holds a GPU. Short work is that of an interactive client.
 //!
 //! - Short work goes as soon as the budget of switching allows it (see [`super::budget`]), and before it has
 //!   waited for longer than stated.
@@ -9,6 +9,8 @@
 
 use std::time::Duration;
 
+use nvshare_proto::units::saturate_u32;
+
 use super::rhythm::LONGEST_SHORT_WORK;
 use super::turn;
 
@@ -17,13 +19,13 @@ use super::turn;
 /// GPU.
 #[must_use]
 pub(crate) fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> Duration {
-    let jobs = u32::try_from(jobs.max(1)).unwrap_or(u32::MAX);
+    let jobs = saturate_u32(jobs.max(1));
     quantum.saturating_mul(turn::MOST_QUANTA).saturating_add(LONGEST_SHORT_WORK).min(max_wait / jobs)
 }
 
 /// Short work that waits for a GPU which long work holds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asks {
+pub(crate) struct Request {
     /// The time from which the budget of switching allows it.
     pub(crate) allowed_at: Duration,
     /// The time since which it waits.
@@ -40,10 +42,10 @@ pub(crate) struct Asks {
 
 /// Returns the time at which short work may have the GPU before its turn, or `None` if it waits for its turn.
 #[must_use]
-pub(crate) fn earliest(asks: &Asks) -> Option<Duration> {
-    let most = i64::try_from(asks.most_ahead.as_nanos()).unwrap_or(i64::MAX);
-    let latest = asks.since.saturating_add(asks.max_wait.saturating_sub(asks.cost));
-    (asks.lead <= most).then(|| asks.allowed_at.min(latest))
+pub(crate) fn earliest(request: &Request) -> Option<Duration> {
+    let most = i64::try_from(request.most_ahead.as_nanos()).unwrap_or(i64::MAX);
+    let latest = request.since.saturating_add(request.max_wait.saturating_sub(request.cost));
+    (request.lead <= most).then(|| request.allowed_at.min(latest))
 }
 
 #[cfg(test)]
@@ -64,7 +66,7 @@ mod tests {
             (0, 30_000, 160, 4500, Some(0)),
             (0, 400, 160, 4501, None),
         ] {
-            let asks = Asks {
+            let request = Request {
                 allowed_at: MS(allowed),
                 since: MS(1000),
                 max_wait: MS(max_wait),
@@ -72,7 +74,7 @@ mod tests {
                 lead: lead * 1_000_000,
                 most_ahead: MS(4500),
             };
-            assert_eq!(earliest(&asks), expected.map(MS), "{asks:?}");
+            assert_eq!(earliest(&request), expected.map(MS), "{request:?}");
         }
     }
 

@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use nvshare_proto::units::saturate;
+
 /// The largest saving, and the largest debt with which short work goes ahead, are what this much time earns.
 pub(crate) const LEEWAY: Duration = Duration::from_secs(10);
 /// The largest debt is what this much time earns: a hand-over that took hours is not paid for with days.
@@ -60,7 +62,7 @@ impl Budget {
         let lacks = (-debt - self.balance).max(0);
         // Rounded up: a nanosecond too early, the debt is not paid yet.
         let nanos = (lacks + i128::from(ppm.max(1)) - 1) / i128::from(ppm.max(1));
-        self.at.saturating_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+        self.at.saturating_add(Duration::from_nanos(saturate(nanos)))
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub(crate) const PERIOD: Duration = Duration::from_millis(250);
 /// Shortest spell, unless spell and rest would then take longer than a second.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
-/// Most credit that a job can owe after a drain that took longer than its spell, in nanoseconds.
+/// The largest credit that a job can owe after a drain that took longer than its spell, in nanoseconds.
 const MOST_DEBT: i64 = 5_000_000_000;
 
 /// A job's use of the GPU, as far as its limit is concerned.

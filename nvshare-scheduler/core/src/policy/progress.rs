@@ -22,6 +22,8 @@
 
 use std::time::Duration;
 
+use nvshare_proto::units::saturate_u32;
+
 use crate::policy::slices;
 
 /// The part of the time that rounds may cost.
@@ -70,7 +72,7 @@ pub(crate) fn slice(jobs: usize, first: bool) -> Duration {
     if first {
         return slices::SHORTEST;
     }
-    let jobs = u32::try_from(jobs.max(1)).unwrap_or(u32::MAX);
+    let jobs = saturate_u32(jobs.max(1));
     (ROUND / jobs).clamp(slices::LONGEST, SLICE)
 }
 
@@ -138,7 +140,7 @@ pub(crate) fn loss(sum: f64, took: Duration) -> Duration {
 /// Returns the most that the first round of `jobs` may lose: while one works, the others wait.
 #[must_use]
 pub(crate) fn first_round_costs(jobs: usize) -> Duration {
-    let others = u32::try_from(jobs.saturating_sub(1)).unwrap_or(u32::MAX);
+    let others = saturate_u32(jobs.saturating_sub(1));
     (slice(jobs, true) + DRAIN).saturating_mul(others)
 }
 

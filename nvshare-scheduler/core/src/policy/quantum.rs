@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use nvshare_proto::units::saturate_u32;
+
 /// The shortest quantum that the rule chooses.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
 /// The longest one.
@@ -13,26 +15,28 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(300);
 
 /// The administrator's targets for a chosen quantum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Auto {
+pub struct AutoTarget {
     /// The part of the time that hand-overs may take, in millionths.
     pub overhead_ppm: u32,
     /// How long work may wait for its turn.
     pub max_wait: Duration,
 }
 
-/// Returns the quantum. `cost`: the time of one hand-over; `jobs`: how many jobs take turns.
+/// Returns the quantum that meets the target. `cost`: the time of one hand-over; `jobs`: how many jobs take
+/// turns.
 #[must_use]
-pub(crate) fn auto(target: Auto, cost: Duration, jobs: usize) -> Duration {
-    let part = f64::from(target.overhead_ppm.clamp(1000, 900_000)) / 1e6;
-    let cheap = cost.mul_f64((1.0 - part) / part);
-    cheap.min(longest(target, cost, jobs)).clamp(SHORTEST, LONGEST)
+pub(crate) fn auto(target: AutoTarget, cost: Duration, jobs: usize) -> Duration {
+    let overhead = f64::from(target.overhead_ppm.clamp(1000, 900_000)) / 1e6;
+    // The shortest turn whose hand-overs stay within the overhead.
+    let cheapest = cost.mul_f64((1.0 - overhead) / overhead);
+    cheapest.min(longest(target, cost, jobs)).clamp(SHORTEST, LONGEST)
 }
 
 /// Returns the longest quantum with which no job waits for longer than stated.
 #[must_use]
-pub(crate) fn longest(target: Auto, cost: Duration, jobs: usize) -> Duration {
+pub(crate) fn longest(target: AutoTarget, cost: Duration, jobs: usize) -> Duration {
     // A waiter waits for a turn of each of the others, and for a hand-over to each of them and to itself.
-    let others = u32::try_from(jobs.saturating_sub(1).max(1)).unwrap_or(u32::MAX);
+    let others = saturate_u32(jobs.saturating_sub(1).max(1));
     (target.max_wait.saturating_sub(cost) / others).saturating_sub(cost)
 }
 
@@ -57,7 +61,7 @@ mod tests {
             (5, 36_000_000, 3_600_000, 2, 300_000),
             (5, 10_000, 1000, 0, 8000),
         ] {
-            let target = Auto { overhead_ppm: percent * 10_000, max_wait: MS(max_wait) };
+            let target = AutoTarget { overhead_ppm: percent * 10_000, max_wait: MS(max_wait) };
             let got = auto(target, MS(cost), jobs);
             assert_eq!(
                 got.as_millis() as u64,

@@ -13,14 +13,14 @@ pub(crate) const SHORTEST: Duration = Duration::from_millis(50);
 pub(crate) const LONGEST: Duration = Duration::from_millis(100);
 /// A slice is this many times as long as a hand-over, within the bounds.
 const TIMES_THE_COST: u32 = 100;
-/// However heavy a job is, others wait for at most this many of its slices or quanta.
-pub(crate) const MOST: u32 = 64;
+/// The largest ratio of weights that counts. However heavy a job is, its turn lasts at most one quantum more
+/// than this many.
+pub(crate) const LARGEST_RATIO: u32 = 64;
 
-/// Whether jobs that want a GPU take turns on it, whether they fit or not. `jobs`: how many there are;
-/// `weights`: how many different weights they have; `limited`: how many have a compute limit.
+/// Whether `jobs` jobs that want a GPU take turns on it, whether they fit or not.
 #[must_use]
-pub(crate) fn are_asked_for(jobs: usize, weights: usize, limited: usize) -> bool {
-    jobs > 1 && (weights > 1 || limited > 0)
+pub(crate) fn are_asked_for(jobs: usize, has_unequal_weights: bool, has_limits: bool) -> bool {
+    jobs > 1 && (has_unequal_weights || has_limits)
 }
 
 /// Returns the length of a slice. `cost`: the time of a hand-over that moves no memory.
@@ -29,10 +29,10 @@ pub(crate) fn length(cost: Option<Duration>) -> Duration {
     (cost.unwrap_or_default() * TIMES_THE_COST).clamp(SHORTEST, LONGEST)
 }
 
-/// Returns how many turns of a waiter of this weight are worth one of a holder of that weight, rounded up.
+/// Returns how many of the waiter's turns are worth one of the holder's, by their weights; rounded up.
 #[must_use]
-pub(crate) fn ratio(holder: u64, waiter: u64) -> u32 {
-    holder.div_ceil(waiter.max(1)).min(u64::from(MOST)) as u32
+pub(crate) fn ratio(holder_weight: u64, waiter_weight: u64) -> u32 {
+    holder_weight.div_ceil(waiter_weight.max(1)).min(u64::from(LARGEST_RATIO)) as u32
 }
 
 /// Returns the most quanta that a turn lasts when a holder is behind a waiter, by their [`ratio`].
@@ -41,11 +41,12 @@ pub(crate) fn most_quanta(ratio: u32, usual: u32) -> u32 {
     usual.max(ratio.saturating_add(1))
 }
 
-/// Returns how much longer than its quanta that turn lasts at most, where a turn of the waiter counts for
-/// `each` more than a quantum. It stays within [`MOST`] quanta.
+/// Returns how much longer than its quanta that turn lasts at most, where each turn of the waiter counts for
+/// `allowance_per_turn` more than a quantum.
 #[must_use]
-pub(crate) fn beyond(ratio: u32, quantum: Duration, each: Duration) -> Duration {
-    each.saturating_mul(ratio).min(quantum.saturating_mul(MOST.saturating_sub(ratio)))
+pub(crate) fn allowance(ratio: u32, quantum: Duration, allowance_per_turn: Duration) -> Duration {
+    let longest = quantum.saturating_mul(LARGEST_RATIO.saturating_sub(ratio));
+    allowance_per_turn.saturating_mul(ratio).min(longest)
 }
 
 #[cfg(test)]
@@ -54,34 +55,38 @@ mod tests {
 
     #[test]
     fn slices_only_if_jobs_ask_for_shares() {
-        for (jobs, weights, limited, expected) in [
-            (3, 1, 0, false),
-            (3, 2, 0, true),
+        for (jobs, unequal, limits, expected) in [
+            (3, false, false, false),
+            (3, true, false, true),
             // A limit of 100 per cent is a limit too.
-            (3, 1, 1, true),
-            (1, 1, 1, false),
-            (0, 0, 0, false),
+            (3, false, true, true),
+            (1, true, true, false),
+            (0, false, false, false),
         ] {
-            assert_eq!(are_asked_for(jobs, weights, limited), expected, "{jobs} {weights} {limited}");
+            assert_eq!(are_asked_for(jobs, unequal, limits), expected, "{jobs} {unequal} {limits}");
         }
     }
 
     #[test]
-    fn lengths_and_bounds() {
+    fn a_slice_is_a_multiple_of_the_cost_within_bounds() {
         const US: fn(u64) -> Duration = Duration::from_micros;
         for (cost, expected) in [(None, 50), (Some(300), 50), (Some(700), 70), (Some(9000), 100)] {
             assert_eq!(length(cost.map(US)), Duration::from_millis(expected), "{cost:?}");
         }
+    }
+
+    #[test]
+    fn a_heavy_holder_has_a_bounded_turn() {
         for (holder, waiter, expected) in
-            [(100, 100, 2), (400, 100, 5), (100, 400, 2), (1_000_000, 1, MOST + 1), (1, 0, 2)]
+            [(100, 100, 2), (400, 100, 5), (100, 400, 2), (1_000_000, 1, LARGEST_RATIO + 1), (1, 0, 2)]
         {
             assert_eq!(most_quanta(ratio(holder, waiter), 2), expected, "{holder} to {waiter}");
         }
         let ms = Duration::from_millis;
-        for (ratio, each, expected) in
-            [(1, 20, 20), (8, 20, 160), (60, 100, 400), (MOST, 20, 0), (1, 99_999, 6300)]
+        for (ratio, per_turn, expected) in
+            [(1, 20, 20), (8, 20, 160), (60, 100, 400), (LARGEST_RATIO, 20, 0), (1, 99_999, 6300)]
         {
-            assert_eq!(beyond(ratio, ms(100), ms(each)), ms(expected), "{each} ms, {ratio} times");
+            assert_eq!(allowance(ratio, ms(100), ms(per_turn)), ms(expected), "{per_turn} ms, {ratio} times");
         }
     }
 }

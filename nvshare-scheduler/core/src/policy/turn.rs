@@ -26,7 +26,7 @@ pub(crate) struct Turn {
     pub(crate) started: Option<Duration>,
     /// How long the turn lasts if somebody waits.
     pub(crate) quantum: Duration,
-    /// Most quanta that the turn lasts while its holders catch up.
+    /// The largest number of quanta that the turn lasts while its holders catch up.
     pub(crate) most_quanta: u32,
     /// When the clients that would have to leave have had as much as the waiter, if they go on.
     pub(crate) even_at: Duration,

@@ -1,9 +1,10 @@
-//! The state as a test checks it.
+//! Checks for tests: sums agree, and a client that waits has something to wait for.
 
 use nvshare_proto::GpuUuid;
 
 use crate::state::State;
 use crate::state::client::{ClientId, Phase};
+use crate::state::gpu::Gpu;
 use crate::state::place::Place;
 
 impl State {
@@ -20,67 +21,67 @@ impl State {
             return Err(format!("a client uses {uuid}, which is not known"));
         }
         for gpu in self.gpus() {
-            let uuid = &gpu.uuid;
-            gpu.ledger.audit()?;
-            let clients = self.clients().filter_map(|client| client.accounts.get(uuid));
-            let departed = gpu.departed.values().map(|departed| departed.bytes);
-            let given: u128 = clients.map(|account| account.room).chain(departed).map(u128::from).sum();
-            if given != gpu.ledger.sums().room {
-                return Err(format!(
-                    "{uuid}: {given} bytes of room are given, the ledger says {}",
-                    gpu.ledger.sums().room
-                ));
-            }
-            let sums = gpu.ledger.sums();
-            // An event is to come: an answer, or a time.
-            let elsewhere = |id: ClientId| {
-                self.client(id).is_some_and(|client| client.accounts.len() > 1 || client.gang.is_some())
-            };
-            let going_on = sums.orders + sums.leaving + sums.holders.count + gpu.ledger.departed().len() > 0
-                || gpu
-                    .ledger
-                    .next()
-                    .iter()
-                    .copied()
-                    .chain(gpu.waiting())
-                    .any(|place| elsewhere(place.client));
-            let answers = |id: &ClientId| {
-                self.unit(*id).iter().any(|&id| {
-                    matches!(
-                        self.phase(id),
-                        Some(Phase::Next(_) | Phase::Granted { .. } | Phase::Dropping { .. })
-                    )
-                })
-            };
-            let answers = sums.orders
-                + gpu.ledger.departed().len()
-                + gpu.ledger.holders().iter().filter(|id| answers(id)).count();
-            // A client that uses other GPUs too may wait for those.
-            let can_go = |id| {
-                let has_room = self.client(id).is_none_or(|client| self.no_room_for(client).is_none());
-                has_room && !self.is_stopped(&self.unit(id))
-            };
-            let only_here = |place: &Place| !elsewhere(place.client) && can_go(place.client);
-            let waits = gpu.has_waiter && gpu.waiting().any(|place| only_here(&place));
-            let others = self.gpus().filter(|other| other.uuid != *uuid);
-            let mut watchers = others.flat_map(|other| &other.watched_by);
-            let watches = watchers.any(|&id| self.gpus_of(&self.unit(id)).contains(uuid));
-            if self.is_scheduling()
-                && waits
-                && answers == 0
-                && gpu.ledger.next().is_empty()
-                && gpu.deadline.is_none()
-                && !watches
-            {
-                return Err(format!("somebody waits for {uuid}, and nothing ends the turn: {gpu:?}"));
-            }
-            for Place { client: id, .. } in gpu.waiting().chain(gpu.ledger.next().iter().copied()) {
-                let elsewhere = elsewhere(id);
-                if self.is_scheduling() && !going_on && gpu.deadline.is_none() && !elsewhere && can_go(id) {
-                    return Err(format!("client {id} waits for {uuid}, and nothing is to happen: {gpu:?}"));
-                }
+            self.audit_sums(gpu)?;
+            if self.is_scheduling() && gpu.deadline.is_none() {
+                self.audit_progress(gpu)?;
             }
         }
         Ok(())
+    }
+
+    /// Compares a GPU's ledger with what its clients have.
+    fn audit_sums(&self, gpu: &Gpu) -> Result<(), String> {
+        gpu.ledger.audit()?;
+        let clients = self.clients().filter_map(|client| client.accounts.get(&gpu.uuid));
+        let departed = gpu.departed.values().map(|departed| departed.bytes);
+        let given: u128 = clients.map(|account| account.room).chain(departed).map(u128::from).sum();
+        let said = gpu.ledger.sums().room;
+        if given == said {
+            return Ok(());
+        }
+        Err(format!("{}: {given} bytes of room are given, the ledger says {said}", gpu.uuid))
+    }
+
+    /// Looks for clients that wait for a GPU without a deadline, while no event is to come from others.
+    fn audit_progress(&self, gpu: &Gpu) -> Result<(), String> {
+        let uuid = gpu.uuid;
+        let sums = gpu.ledger.sums();
+        let next = gpu.ledger.next();
+        // A client that uses other GPUs too may wait for those.
+        let is_elsewhere = |id: ClientId| {
+            self.client(id).is_some_and(|client| client.accounts.len() > 1 || client.gang.is_some())
+        };
+        let can_go = |id: ClientId| {
+            let has_room = self.client(id).is_none_or(|client| self.no_room_for(client).is_none());
+            has_room && !self.is_stopped(&self.unit(id))
+        };
+        let is_awaited = |id: &&ClientId| {
+            self.unit(**id).iter().any(|&id| {
+                matches!(
+                    self.phase(id),
+                    Some(Phase::Next(_) | Phase::Granted { .. } | Phase::Dropping { .. })
+                )
+            })
+        };
+        let awaited = sums.orders
+            + gpu.ledger.departed().len()
+            + gpu.ledger.holders().iter().filter(is_awaited).count();
+        let waits = |place: Place| !is_elsewhere(place.client) && can_go(place.client);
+        let others = self.gpus().filter(|other| other.uuid != uuid);
+        let mut watchers = others.flat_map(|other| &other.watched_by);
+        let is_watched = watchers.any(|&id| self.gpus_of(&self.unit(id)).contains(&uuid));
+        if gpu.has_waiter && awaited == 0 && next.is_empty() && !is_watched && gpu.waiting().any(waits) {
+            return Err(format!("a client waits for {uuid}, and nothing ends the turn: {gpu:?}"));
+        }
+
+        let all = || gpu.waiting().chain(next.iter().copied());
+        let is_going_on = sums.orders + sums.leaving + sums.holders.count + gpu.ledger.departed().len() > 0
+            || all().any(|place| is_elsewhere(place.client));
+        match all().find(|&place| !is_going_on && waits(place)) {
+            None => Ok(()),
+            Some(Place { client, .. }) => {
+                Err(format!("client {client} waits for {uuid}, and nothing is to happen: {gpu:?}"))
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 #[cfg(feature = "test-api")]
 pub(crate) mod audit;
-pub(crate) mod happened;
+pub(crate) mod incidents;
 pub(crate) mod status;
 pub(crate) mod warnings;
 
@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use nvshare_proto::{ClientStatus, SchedulerMessage};
 
 use crate::state::client::ClientId;
-use happened::Incident;
+use incidents::Incident;
 use warnings::Warnings;
 
 /// A task for the caller of the core.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use nvshare_proto::units::saturate;
 use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, SchedulerStatus, ShareStatus};
 
 use crate::Time;
@@ -33,21 +34,21 @@ impl State {
     pub(crate) fn gpu_status(&self) -> Vec<GpuStatus> {
         let row = |gpu: &Gpu| {
             let sums = gpu.ledger.sums();
-            let which = |which: fn(&Client) -> bool| {
+            let clients_that = |is: fn(&Client) -> bool| {
                 let ids = gpu.ledger.entries().map(|(id, _)| id);
-                self.by_turn(gpu, ids.filter(|id| self.client(*id).is_some_and(which)))
+                self.by_turn(gpu, ids.filter(|id| self.client(*id).is_some_and(is)))
             };
             GpuStatus {
                 gpu: gpu.uuid,
                 index: None,
                 name: None,
                 capacity: gpu.capacity,
-                allocated: whole(sums.allocated),
-                resident: whole(sums.room),
-                overhead: whole(sums.overhead),
+                allocated: saturate(sums.allocated),
+                resident: saturate(sums.room),
+                overhead: saturate(sums.overhead),
                 quantum_ms: gpu.quantum.as_millis() as u64,
-                holders: which(|client| client.phase().holds() || client.phase() == Phase::Free),
-                waiters: which(|client| client.waits() || client.phase().is_next()),
+                holders: clients_that(|client| client.phase().holds() || client.phase() == Phase::Free),
+                waiters: clients_that(|client| client.waits() || client.phase().is_next()),
                 turns: gpu.turn.count(),
                 switch_us: gpu.switch_summary(),
                 others: None,
@@ -72,8 +73,9 @@ impl State {
 
     fn describe(&self, client: &Client, now: Time) -> ClientStatus {
         let (held, waited) = client.times(now);
-        let full = if client.waits() { self.no_room_for(client) } else { None };
-        let blocked_on = full.filter(|gpu| self.why_no_room(gpu, client).is_some()).map(|gpu| gpu.uuid);
+        let gpu_without_room = if client.waits() { self.no_room_for(client) } else { None };
+        let blocked_on =
+            gpu_without_room.filter(|gpu| self.why_no_room(gpu, client).is_some()).map(|gpu| gpu.uuid);
         ClientStatus {
             client: client.id,
             pid: client.pid,
@@ -145,8 +147,4 @@ impl Report {
             ..state.describe(client, state.now())
         });
     }
-}
-
-fn whole(bytes: u128) -> u64 {
-    u64::try_from(bytes).unwrap_or(u64::MAX)
 }

@@ -8,7 +8,7 @@ use nvshare_proto::units::MIB;
 
 use crate::policy::capacity;
 use crate::policy::exchange::Exchange;
-use crate::policy::quantum::Auto;
+use crate::policy::quantum::AutoTarget;
 use crate::state::gpu::Size;
 use crate::state::rule::Rule;
 
@@ -30,7 +30,7 @@ pub struct Config {
     /// How long a client keeps the lock while another client waits.
     pub quantum: Duration,
     /// If set, the quantum follows from the cost of hand-overs instead.
-    pub auto: Option<Auto>,
+    pub auto: Option<AutoTarget>,
     /// Bytes of each GPU that clients may fill together, at most what the GPU has; none: what the GPU has,
     /// less the reserve.
     pub gpu_memory: Option<u64>,
@@ -79,7 +79,7 @@ pub struct GpuConfig {
     /// How long a client keeps the lock while another client waits.
     pub quantum: Option<Duration>,
     /// If set, the quantum follows from the cost of hand-overs instead.
-    pub auto: Option<Auto>,
+    pub auto: Option<AutoTarget>,
     /// Bytes that clients may fill together.
     pub gpu_memory: Option<u64>,
     /// Bytes that are left to contexts, modules and the driver.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nvshare_proto::QuantumRule;
 
-use crate::policy::quantum::{self, Auto};
+use crate::policy::quantum::{self, AutoTarget};
 
 /// How the quantum of a GPU is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub enum Rule {
     /// Always this quantum.
     Fixed(Duration),
     /// Chosen by the cost of hand-overs.
-    Auto(Auto),
+    Auto(AutoTarget),
 }
 
 impl Rule {
@@ -29,7 +29,7 @@ impl Rule {
     pub fn said(self) -> QuantumRule {
         match self {
             Self::Fixed(quantum) => QuantumRule::Fixed { millis: quantum.as_millis() as u64 },
-            Self::Auto(Auto { overhead_ppm, max_wait }) => {
+            Self::Auto(AutoTarget { overhead_ppm, max_wait }) => {
                 QuantumRule::Auto { overhead_ppm, max_wait_ms: max_wait.as_millis() as u64 }
             }
         }
@@ -41,7 +41,7 @@ impl From<QuantumRule> for Rule {
         match rule {
             QuantumRule::Fixed { millis } => Self::Fixed(Duration::from_millis(millis)),
             QuantumRule::Auto { overhead_ppm, max_wait_ms } => {
-                Self::Auto(Auto { overhead_ppm, max_wait: Duration::from_millis(max_wait_ms) })
+                Self::Auto(AutoTarget { overhead_ppm, max_wait: Duration::from_millis(max_wait_ms) })
             }
         }
     }
@@ -51,7 +51,7 @@ impl std::fmt::Display for Rule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Fixed(quantum) => write!(f, "{} s", quantum.as_secs_f64()),
-            Self::Auto(Auto { overhead_ppm, max_wait }) => write!(
+            Self::Auto(AutoTarget { overhead_ppm, max_wait }) => write!(
                 f,
                 "auto: hand-overs cost {} % of the time, and nobody waits for more than {} s",
                 f64::from(*overhead_ppm) / 1e4,

@@ -27,7 +27,7 @@ use crate::state::virtual_time::{Nanos, USUAL, Virtual, nanos, to_virtual};
 
 const USUAL_TERMS: Terms = Terms { weight: USUAL, limit: None, forced: false };
 
-/// Most jobs without a process that are remembered.
+/// The largest number of jobs without a process that are remembered.
 const MOST_REMEMBERED: usize = 1024;
 
 /// The jobs of a GPU.
@@ -115,7 +115,7 @@ impl Shares {
 
     /// Whether the jobs that want the GPU are to have different, or limited, parts of its time.
     pub(crate) fn are_unequal(&self) -> bool {
-        slices::are_asked_for(self.active(), self.active_by_weight.len(), self.limited)
+        slices::are_asked_for(self.active(), self.active_by_weight.len() > 1, self.limited > 0)
     }
 
     /// Returns the jobs whose limit is enforced.

@@ -78,7 +78,7 @@ impl JobTerms {
     }
 }
 
-/// Most jobs without a process whose terms are kept.
+/// The largest number of jobs without a process whose terms are kept.
 const MOST_ABSENT: usize = 256;
 
 /// Returns the factor by which a priority changes the weight, in parts of [`FINER`].

@@ -11,7 +11,7 @@ use nvshare_proto::{ClientStatus, Epoch, EventKind, GpuUuid, SchedulerMessage};
 
 use crate::Time;
 use crate::report::Report;
-use crate::report::happened::Glance;
+use crate::report::incidents::Glance;
 use crate::report::warnings::Topic;
 use crate::state::State;
 use crate::state::account::Account;

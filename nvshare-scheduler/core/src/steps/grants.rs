@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use nvshare_proto::units::saturate;
 use nvshare_proto::{Amount, GpuUuid, SchedulerMessage};
 
 use crate::Time;
@@ -24,7 +25,7 @@ impl Round<'_> {
     pub(crate) fn make_room(&mut self, uuid: GpuUuid) {
         self.books.reclaim_excess_room(uuid);
         let wants = |gpu: &&Gpu| !gpu.ledger.needy().is_empty() || !gpu.ledger.next().is_empty();
-        if self.books.state().gpu(uuid).filter(wants).is_none() {
+        if self.state().gpu(uuid).filter(wants).is_none() {
             return;
         }
         let is_parked = |standing| standing == Standing::Parked || standing == Standing::Waits;
@@ -38,22 +39,22 @@ impl Round<'_> {
     /// Goes through the clients that are next, in the order of their turn. It ends when the rest of the free
     /// room is too little for any of them. Then it orders what they lack together, as far as possible.
     fn grant_or_evict_for_all(&mut self, uuid: GpuUuid) {
-        let needed = |gpu| self.books.state().needed_by_holders(gpu);
-        let mut reserved = self.books.state().gpu(uuid).map_or(0, needed);
+        let needed = |gpu| self.state().needed_by_holders(gpu);
+        let mut reserved = self.state().gpu(uuid).map_or(0, needed);
         let mut at = None;
         let mut judged_gangs: Vec<GangId> = Vec::new();
-        while let Some(gpu) = self.books.state().gpu(uuid)
+        while let Some(gpu) = self.state().gpu(uuid)
             && let Some(Place { client: id, .. }) = next_behind(gpu, at)
         {
             at = gpu.ledger.entry(id).map(|entry| entry.place);
             self.books.count_work(1);
-            let gang = self.books.state().gang_of(id);
+            let gang = self.state().gang_of(id);
             if gang.is_none_or(|gang| !judged_gangs.contains(&gang)) {
                 judged_gangs.extend(gang);
                 self.grant_or_evict(id, uuid, reserved);
             }
-            if self.books.state().phase(id).is_some_and(Phase::is_next) {
-                let Some(gpu) = self.books.state().known_gpu(uuid) else { return };
+            if self.state().phase(id).is_some_and(Phase::is_next) {
+                let Some(gpu) = self.state().known_gpu(uuid) else { return };
                 reserved = reserved.saturating_add(gpu.deficit(id));
                 if self.is_free_room_too_small(gpu, id, reserved) {
                     return self.order_total_deficit(uuid, id);
@@ -65,18 +66,18 @@ impl Round<'_> {
     /// Whether the free room that is left behind a client is too little for any other that is next.
     fn is_free_room_too_small(&self, gpu: &Gpu, id: ClientId, reserved: u64) -> bool {
         let least = gpu.ledger.least_next_deficit().unwrap_or(0);
-        let free = self.books.state().free(gpu, id);
+        let free = self.state().free(gpu, id);
         gpu.ledger.next().len() > 1 && least > free.saturating_sub(reserved)
     }
 
     /// Orders what all who are next lack together.
     fn order_total_deficit(&mut self, uuid: GpuUuid, id: ClientId) {
-        let Some(gpu) = self.books.state().known_gpu(uuid) else { return };
+        let Some(gpu) = self.state().known_gpu(uuid) else { return };
         let sums = gpu.ledger.sums();
         if sums.leaving == 0 {
-            let together = sums.next_deficit.saturating_sub(u128::from(self.books.state().free(gpu, id)));
-            let together = u64::try_from(together).unwrap_or(u64::MAX);
-            let missing = together.saturating_add(self.books.state().overfull(gpu, id));
+            let together = sums.next_deficit.saturating_sub(u128::from(self.state().free(gpu, id)));
+            let together = saturate(together);
+            let missing = together.saturating_add(self.state().overfull(gpu, id));
             self.books.order_evictions(uuid, missing, Some(&[id]));
         }
     }

@@ -1,6 +1,6 @@
 //! Room: given to allocations that wait for it, and made by evictions.
 
-use nvshare_proto::units::Bytes;
+use nvshare_proto::units::{Bytes, saturate};
 use nvshare_proto::{Amount, EventKind, GpuUuid, SchedulerMessage};
 
 use crate::judge::room::{SPARE_ROOM, spare};
@@ -19,7 +19,7 @@ impl Books {
         let excess = |gpu: &Gpu| gpu.ledger.sums().room.saturating_sub(u128::from(gpu.capacity));
         let too_much = self.state().gpu(uuid).map_or(0, excess);
         if too_much > 0 {
-            self.order_evictions(uuid, u64::try_from(too_much).unwrap_or(u64::MAX), None);
+            self.order_evictions(uuid, saturate(too_much), None);
         }
     }
 

@@ -7,6 +7,7 @@ use nvshare_proto::{EventKind, GpuUuid};
 
 use crate::judge::waiter::Case;
 use crate::report::warnings::Topic;
+use crate::state::State;
 use crate::state::client::{Client, ClientId};
 use crate::state::gangs::{Members, Unit};
 use crate::steps::books::Books;
@@ -33,9 +34,13 @@ impl<'a> Round<'a> {
         Self { books, waiters: BTreeMap::new(), watching, noted, considered }
     }
 
+    pub(crate) fn state(&self) -> &State {
+        self.books.state()
+    }
+
     /// Returns a waiter's case, with its gang.
     pub(crate) fn open_case(&mut self, id: ClientId) -> Arc<Case> {
-        let (state, agenda) = (self.books.state(), self.books.agenda());
+        let (state, agenda) = (self.state(), self.books.agenda());
         let known = self.waiters.get(&state.unit(id).first());
         // A change on its GPUs since then may concern it.
         let holds = |case: &&Arc<Case>| {
@@ -64,13 +69,12 @@ impl<'a> Round<'a> {
     /// it, its gang lacks members, or it is stopped. The gang may disband, all of it is marked, and the log
     /// says once why there is no room.
     pub(crate) fn settle_hopeless(&mut self, id: ClientId) -> bool {
-        let mut full = self.books.state().gpu_without_room_for(id);
+        let mut full = self.state().gpu_without_room_for(id);
         if self.disband_if_too_large(id, full) {
-            full = self.books.state().gpu_without_room_for(id);
+            full = self.state().gpu_without_room_for(id);
         }
-        let hopeless = full.is_some()
-            || self.books.muster_gang(id)
-            || self.books.state().is_stopped(&self.books.state().unit(id));
+        let hopeless =
+            full.is_some() || self.books.muster_gang(id) || self.state().is_stopped(&self.state().unit(id));
         if let Some(uuid) = full {
             self.books.warn_no_room_once(id, uuid);
         }

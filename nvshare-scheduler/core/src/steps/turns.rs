@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use nvshare_proto::GpuUuid;
 
-use crate::judge::short::{idle_detection_time, is_short};
+use crate::judge::short::{idle_detection_time, is_interactive};
 use crate::judge::waiter::{Case, Head, TurnPlan, Verdict, head_beside, nobody_else_fits};
 use crate::state::client::{Client, ClientId, GangId, Phase, Why};
 use crate::state::gangs::Unit;
@@ -40,7 +40,7 @@ impl Round<'_> {
             // Others of its job may have run meanwhile, and moved it behind others: then it is met again.
             self.books.refresh_place(id);
             let Some((gpu, client)) = self.books.waiter(uuid, id) else { return };
-            if self.books.state().place_on(gpu, client) > place {
+            if self.state().place_on(gpu, client) > place {
                 continue;
             }
             if let Some(gang) = client.gang {
@@ -53,12 +53,12 @@ impl Round<'_> {
                 if nobody_else_fits(gpu) {
                     return;
                 }
-                if self.books.state().would_everybody_delay(gpu, head) {
+                if self.state().would_everybody_delay(gpu, head) {
                     return self.books.note_waiter(uuid);
                 }
             }
             let case = self.open_case(id);
-            let judge = |(gpu, client)| self.books.state().judge(gpu, client, &case, head.as_ref());
+            let judge = |(gpu, client)| self.state().judge(gpu, client, &case, head.as_ref());
             let Some(verdict) = self.books.waiter(uuid, id).map(judge) else { return };
             self.carry_out(verdict, uuid, id, &case, &mut head);
         }
@@ -77,15 +77,15 @@ impl Round<'_> {
             Verdict::Hopeless => {
                 // A holder that gave up its drains is still told that a client waits, so that it bounds its
                 // work in flight.
-                if self.books.state().gpu(uuid).is_some_and(|gpu| self.books.state().somebody_defers(gpu)) {
+                if self.state().gpu(uuid).is_some_and(|gpu| self.state().somebody_defers(gpu)) {
                     self.books.note_waiter(uuid);
                 }
-                let until = self.books.state().gang_waits_until(id);
-                if let Some(until) = until.filter(|&until| until > self.books.state().now()) {
+                let until = self.state().gang_waits_until(id);
+                if let Some(until) = until.filter(|&until| until > self.state().now()) {
                     self.books.wake_at(uuid, until);
                 }
                 // The room may be lacking on a GPU where a member of its gang runs.
-                self.watch(case, &self.books.state().gpus_of(&case.unit), id);
+                self.watch(case, &self.state().gpus_of(&case.unit), id);
             }
             Verdict::GangIsLeaving => {}
             Verdict::WouldDelayHead => {
@@ -95,7 +95,7 @@ impl Round<'_> {
             Verdict::Paced(until) => self.books.wake_at(uuid, until),
             // Until those ahead have gone, the waiter is in nobody's way here.
             Verdict::NotFirstElsewhere => {
-                if self.books.state().outlook(case).does_not_fit_on(uuid) {
+                if self.state().outlook(case).does_not_fit_on(uuid) {
                     self.books.note_waiter(uuid);
                 }
             }
@@ -116,10 +116,10 @@ impl Round<'_> {
     /// Gives the turn to the first waiter that does not fit, if the turn is over. Else the waiter waits.
     /// Returns it as the head of the queue then.
     fn take_turn_or_wait(&mut self, uuid: GpuUuid, id: ClientId, case: &Case) -> Option<Head> {
-        let (unit, full_gpus) = (&case.unit, &self.books.state().outlook(case).full_gpus);
-        let TurnPlan { splits, end } = self.books.state().turn_plan(case);
+        let (unit, full_gpus) = (&case.unit, &self.state().outlook(case).full_gpus);
+        let TurnPlan { splits, end } = self.state().turn_plan(case);
         match *end {
-            Some(end) if end.at <= self.books.state().now() => {
+            Some(end) if end.at <= self.state().now() => {
                 let mut leavers: Vec<ClientId> =
                     splits.iter().flat_map(|split| &split.leavers).copied().collect();
                 // A client may be in the way on several GPUs.
@@ -128,8 +128,8 @@ impl Round<'_> {
                     leavers.dedup();
                 }
                 self.books.count_work(leavers.len() as u64);
-                let state = self.books.state();
-                let takeover = match (is_short(state, unit), end.in_turn > state.now()) {
+                let state = self.state();
+                let takeover = match (is_interactive(state, unit), end.in_turn > state.now()) {
                     (false, _) => Takeover::AtTurnEnd,
                     (true, false) => Takeover::ShortAtTurnEnd,
                     (true, true) => Takeover::Interrupting,
@@ -142,17 +142,17 @@ impl Round<'_> {
             // looked at again.
             None => self.watch(case, full_gpus, id),
         }
-        let gpu = self.books.state().known_gpu(uuid)?;
+        let gpu = self.state().known_gpu(uuid)?;
         Some(match splits.iter().find(|split| split.gpu == uuid) {
             Some(split) => head_beside(gpu, unit, split.kept),
-            None => self.books.state().head(gpu, unit),
+            None => self.state().head(gpu, unit),
         })
     }
 
     /// Notes a waiter on each GPU that it does not fit. A round does this for all of them once, and then for
     /// the GPU that is looked at.
     fn note_waiter_on_full_gpus(&mut self, uuid: GpuUuid, case: &Case) {
-        let outlook = self.books.state().outlook(case);
+        let outlook = self.state().outlook(case);
         if self.noted.insert(case.unit.first()) {
             for &gpu in &outlook.full_gpus {
                 self.books.note_waiter(gpu);

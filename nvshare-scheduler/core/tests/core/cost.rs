@@ -1,6 +1,6 @@
 //! What the scheduler times itself: each figure from the message that it sent to the one that answers it.
 
-use nvshare_core::{Auto, Config, HandOverCosts};
+use nvshare_core::{AutoTarget, Config, HandOverCosts};
 use nvshare_proto::units::MIB;
 use nvshare_proto::{ClientMessage, Epoch, Gate, SchedulerMessage, Usage};
 
@@ -69,7 +69,7 @@ fn passes(table: &mut Table, from: (u64, Epoch), to: u64, took: u64) -> Epoch {
 
 #[test]
 fn hand_overs_of_programs_that_were_small_say_how_long_those_of_large_ones_take() {
-    let auto = Some(Auto { overhead_ppm: 50_000, max_wait: MS(300_000) });
+    let auto = Some(AutoTarget { overhead_ppm: 50_000, max_wait: MS(300_000) });
     let mut table = Table::new(Config { auto, ..config(false) });
     let usage = |allocated, absent| Usage { allocated, absent, ..crate::table::twelve_gib(0) };
     table.register(LEAVES, Gate::Closed, 12 * GIB, 0);

@@ -9,11 +9,11 @@ type Told = (EventKind, u64, Option<u64>, Option<u64>);
 
 /// What is told: kind, client, GiB, milliseconds.
 fn told(table: &mut Table) -> Vec<Told> {
-    std::iter::from_fn(|| table.core.poll_happened())
-        .map(|happened| {
-            let client = happened.client.unwrap_or(0);
-            let took = happened.took.map(|took| took.as_millis() as u64);
-            (happened.kind, client, happened.bytes.map(|bytes| bytes / GIB), took)
+    std::iter::from_fn(|| table.core.poll_incident())
+        .map(|incident| {
+            let client = incident.client.unwrap_or(0);
+            let took = incident.took.map(|took| took.as_millis() as u64);
+            (incident.kind, client, incident.bytes.map(|bytes| bytes / GIB), took)
         })
         .collect()
 }

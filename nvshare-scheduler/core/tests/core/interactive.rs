@@ -1,6 +1,6 @@
 //! What a client says of itself does not make it interactive.
 
-use nvshare_core::{Auto, Config};
+use nvshare_core::{AutoTarget, Config};
 use nvshare_proto::{ClientMessage, Gate};
 
 use crate::table::{GIB, MS, Table, asked_to_leave, config, granted};
@@ -15,7 +15,7 @@ fn a_client_that_asks_and_gives_back_in_a_loop_waits_for_each_turn() {
 
 fn asks_and_gives_back(works: u64, waits: u64) {
     let mut table = Table::new(Config {
-        auto: Some(Auto { overhead_ppm: 50_000, max_wait: MS(60_000) }),
+        auto: Some(AutoTarget { overhead_ppm: 50_000, max_wait: MS(60_000) }),
         ..config(false)
     });
     table.register(1, Gate::Open, 12 * GIB, 0);

@@ -1,6 +1,6 @@
 //! Whose memory leaves for the client that is next.
 
-use nvshare_core::{Auto, Config};
+use nvshare_core::{AutoTarget, Config};
 use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, SchedulerMessage};
 
 use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, room_given};
@@ -50,7 +50,7 @@ fn of_those_that_sleep_the_one_that_fell_asleep_first_gives_way() {
 fn short_work_keeps_its_memory_for_as_long_as_it_usually_sleeps() {
     // It usually sleeps for 0.7 s.
     for (sleeps, gives) in [(300, vec![(2, 8)]), (60_000, vec![(1, 4), (2, 4)])] {
-        let auto = Some(Auto { overhead_ppm: 500_000, max_wait: MS(1000) });
+        let auto = Some(AutoTarget { overhead_ppm: 500_000, max_wait: MS(1000) });
         let mut table = Table::new(Config { auto, ..config(false) });
         table.register(1, Gate::Closed, 4 * GIB, 0);
         for _ in 0..3 {

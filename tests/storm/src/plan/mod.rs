@@ -32,7 +32,7 @@ pub(crate) struct Recipe {
     pub(crate) steps: usize,
     /// Number of threads; 0: as the seed says.
     pub(crate) threads: usize,
-    /// Most bytes that the program allocates.
+    /// The largest number of bytes that the program allocates.
     pub(crate) memory: u64,
     /// The driver's capabilities: see [`crate::caps`].
     pub(crate) caps: BTreeSet<String>,

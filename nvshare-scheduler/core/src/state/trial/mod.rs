@@ -26,6 +26,8 @@ mod set;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use nvshare_proto::units::saturate_u32;
+
 use crate::Time;
 use crate::policy::progress::{self, Finding};
 use crate::state::client::{ClientId, Job};
@@ -477,7 +479,7 @@ impl Trial {
         }
         let had_turn = |job: &Job| self.round.get(job).is_some_and(|turn| !turn.took.is_zero());
         if !self.beside.iter().filter(|(_, rate)| **rate > 0.0).all(|(job, _)| had_turn(job)) {
-            let slices = self.slice() * u32::try_from(self.jobs()).unwrap_or(u32::MAX);
+            let slices = self.slice() * saturate_u32(self.jobs());
             let late = since + slices * 3 + ROUND_DELAYS;
             todo.wake = Some(late);
             if now >= late {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nvshare_core::{Auto, Config};
+use nvshare_core::{AutoTarget, Config};
 use nvshare_proto::{Asked, ComputeLimit, Enforcement, Priority};
 
 use super::honest::Honest;
@@ -68,6 +68,6 @@ fn nobody_gains_by_cheating_under_a_fixed_quantum() {
 
 #[test]
 fn nobody_gains_by_cheating_where_short_work_goes_ahead() {
-    let auto = Some(Auto { overhead_ppm: 150_000, max_wait: MS(10_000) });
+    let auto = Some(AutoTarget { overhead_ppm: 150_000, max_wait: MS(10_000) });
     nobody_gains("auto", &Config { auto, ..config(false) });
 }

@@ -8,7 +8,7 @@
 //! - A turn counts from the open gate to the end of its drain, or for as long as its restore took (`share.rs`). It is longer than a
 //!   quantum and a drain only while its job is behind the first who waits, and then until it is even (`policy/turn.rs`).
 //! - A holder that is behind goes on until it is even, for two quanta at most, or for as many as it is heavier and one more, and as
-//!   many drains of the waiter (`policy/slices.rs`), 64 at most. Where its turn is cut before, it has had as much as one turn of the
+//!   many drains of the waiter (`policy/slices.rs`), 65 at most. Where its turn is cut before, it has had as much as one turn of the
 //!   other, so the lead does not grow, but for a drain: what counts is the mean of the waiter's drains of late, and who was asked to leave
 //!   before it had begun has nothing to drain.
 //! - The turn passes between processes of one job, which do not fit beside each other, if the job is the first who waits. Who is next is

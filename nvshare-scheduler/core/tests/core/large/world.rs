@@ -76,7 +76,7 @@ pub(crate) struct World {
     agenda: BTreeMap<(Duration, u64), Later>,
     sequence: u64,
     pub(crate) events: u64,
-    /// Most steps that one event took, and of those how many for each client that was there.
+    /// The largest number of steps that one event took, and of those how many for each client that was there.
     pub(crate) most_steps: u64,
     pub(crate) most_steps_each: f64,
 }

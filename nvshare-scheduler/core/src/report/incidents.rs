@@ -163,9 +163,9 @@ impl Report {
         self.incidents.push_back(Incident { kind, client, gpus, bytes, took: None });
     }
 
-    /// Reports what an administrator changed.
-    pub(crate) fn emit_setting(&mut self, kind: EventKind, gpu: Option<GpuUuid>, took: Option<Duration>) {
+    /// Reports what an administrator changed. A quantum is shown as the time that it took.
+    pub(crate) fn emit_setting(&mut self, kind: EventKind, gpu: Option<GpuUuid>, quantum: Option<Duration>) {
         let gpus = gpu.into_iter().collect();
-        self.incidents.push_back(Incident { kind, client: None, gpus, bytes: None, took });
+        self.incidents.push_back(Incident { kind, client: None, gpus, bytes: None, took: quantum });
     }
 }

@@ -1,4 +1,4 @@
-//! How much of the host's memory one client may have: what may have to leave its GPUs, and a little more.
+//! How much of the host's memory one client may have: as much as may have to leave its GPUs, and a little more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use super::worker::GRANULE;
 /// Bytes that a client may have allocated and not said yet.
 const UNSAID: u64 = 64 * MIB;
 
-/// The most that a client may have, in bytes. Its connection writes it, and the thread that hands out memory reads it.
+/// As many bytes as a client may have. Its connection writes it, and the thread that hands out memory reads it.
 #[derive(Debug, Clone)]
-pub(super) struct Most(Arc<AtomicU64>);
+pub(super) struct MovableBytes(Arc<AtomicU64>);
 
 /// Every process has a granule that is for none of its memory.
-impl Default for Most {
+impl Default for MovableBytes {
     fn default() -> Self {
         Self(Arc::new(GRANULE.into()))
     }
 }
 
-impl Most {
+impl MovableBytes {
     /// These bytes may leave each GPU. The pool of each keeps up to a segment for which it has no use.
     pub(super) fn set(&self, movable: &BTreeMap<GpuUuid, u64>) {
         let with_spare = |bytes: &u64| bytes.saturating_add(SEGMENT.min(*bytes));
