@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 
-use nvshare_proto::{ClientStatus, EventKind, Given, GpuStatus, GpuUuid, SchedulerStatus};
+use nvshare_proto::{ClientStatus, Given, GpuStatus, GpuUuid, SchedulerStatus};
 
 use crate::Time;
 use crate::inputs::Event;
@@ -105,15 +105,12 @@ impl Core {
     /// Sets how the quantum is chosen on one GPU, or on all GPUs, known and unknown. Returns a line that says
     /// what was done.
     pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule, now: Time) -> String {
-        let mut config = self.state().config().clone();
-        config.set_rule(gpu, rule);
-        self.configure(config, now);
-        let fixed = if let Rule::Fixed(quantum) = rule { Some(quantum) } else { None };
-        self.books.report().emit_setting(EventKind::Quantum, gpu, fixed);
-        match gpu {
-            Some(uuid) => format!("quantum of {uuid} is {rule}"),
-            None => format!("quantum of every GPU is {rule}"),
-        }
+        self.apply(now, |books| books.set_quantum(gpu, rule))
+    }
+
+    /// Goes back to the configuration of the start: how the quantum is chosen, and scheduling is on.
+    pub fn reset(&mut self, config: Config, now: Time) {
+        self.apply(now, |books| books.reset(config));
     }
 
     /// Applies another configuration. The number that names this run of the scheduler stays, and the settings

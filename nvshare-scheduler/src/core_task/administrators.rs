@@ -1,6 +1,6 @@
 //! Requests of administrators: what is asked for is checked, done, kept where it is to survive a restart, and answered.
 
-use nvshare_core::{ClientId, Rule, Time};
+use nvshare_core::{ClientId, Time};
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{AdminReply, AdminRequest, GpuUuid, Reply, SeatName};
 use tokio::sync::oneshot;
@@ -59,9 +59,8 @@ impl CoreTask {
             }
             AdminRequest::Reset => {
                 let change = self.store.reset();
-                self.core.configure(self.config.clone(), now);
-                self.core.switch_on(now);
-                let rule = self.config.auto.map_or(Rule::Fixed(self.config.quantum), Rule::Auto);
+                self.core.reset(self.config.clone(), now);
+                let rule = self.config.general_rule();
                 let text = format!(
                     "the configuration is in force: TQ {rule}, scheduling is on; limits and weights of clients stay"
                 );

@@ -6,6 +6,7 @@ use nvshare_proto::{EventKind, Given, GpuUuid, SchedulerMessage};
 use crate::state::client::{ClientId, Job};
 use crate::state::config::Config;
 use crate::state::gpu::Gpu;
+use crate::state::rule::Rule;
 use crate::steps::books::Books;
 
 impl Books {
@@ -29,6 +30,9 @@ impl Books {
     /// # Errors
     /// When not everything fits, unless `force` is set: page faults would then move memory.
     pub(crate) fn switch_off(&mut self, force: bool) -> Result<String, String> {
+        if !self.state().is_scheduling() {
+            return Ok("scheduling is already off".to_owned());
+        }
         let demand = |gpu: &Gpu| gpu.ledger.sums().allocated;
         let is_too_full = |gpu: &&Gpu| !force && demand(gpu) > u128::from(gpu.capacity);
         if let Some(gpu) = self.state().gpus().find(is_too_full) {
@@ -49,6 +53,31 @@ impl Books {
             self.send(id, SchedulerMessage::SchedOff);
         }
         Ok("scheduling is off".to_owned())
+    }
+
+    /// Sets how the quantum is chosen on one GPU, or on all GPUs. Returns a line that says what was done.
+    pub(crate) fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule) -> String {
+        let mut config = self.state().config().clone();
+        config.set_rule(gpu, rule);
+        self.emit_rule(gpu, rule);
+        self.configure(config);
+        match gpu {
+            Some(uuid) => format!("quantum of {uuid} is {rule}"),
+            None => format!("quantum of every GPU is {rule}"),
+        }
+    }
+
+    /// Goes back to a configuration, with scheduling on.
+    pub(crate) fn reset(&mut self, config: Config) {
+        self.emit_rule(None, config.general_rule());
+        self.configure(config);
+        self.switch_on();
+    }
+
+    /// Reports how the quantum is chosen from now on.
+    fn emit_rule(&mut self, gpu: Option<GpuUuid>, rule: Rule) {
+        let fixed = if let Rule::Fixed(quantum) = rule { Some(quantum) } else { None };
+        self.report().emit_setting(EventKind::Quantum, gpu, fixed);
     }
 
     /// Applies another configuration. The number that names this run of the scheduler stays, and the settings

@@ -131,13 +131,11 @@ impl Report {
 
     /// Lists a client that is gone for a while.
     pub(crate) fn remember(&mut self, state: &State, client: &Client) {
-        if self.gone.len() >= GONE_KEPT {
-            // A client that has left memory behind is listed until that memory is free.
-            let passed = self
-                .gone
-                .iter()
-                .position(|row| state.gpus().all(|gpu| !gpu.departed.contains_key(&row.client)));
-            passed.and_then(|at| self.gone.remove(at));
+        // A client that has left memory behind is listed until that memory is free.
+        let is_settled = |row: &ClientStatus| state.gpus().all(|gpu| !gpu.departed.contains_key(&row.client));
+        while self.gone.len() >= GONE_KEPT {
+            let Some(settled) = self.gone.iter().position(is_settled) else { break };
+            self.gone.remove(settled);
         }
         self.gone.push_back(ClientStatus {
             gone: true,

@@ -90,9 +90,15 @@ impl Config {
     /// Returns how the quantum of a GPU is chosen.
     #[must_use]
     pub fn rule(&self, gpu: GpuUuid) -> Rule {
-        let general = self.auto.map_or(Rule::Fixed(self.quantum), Rule::Auto);
         let own = self.gpus.get(&gpu);
-        own.and_then(|own| own.auto.map(Rule::Auto).or(own.quantum.map(Rule::Fixed))).unwrap_or(general)
+        let own = own.and_then(|own| own.auto.map(Rule::Auto).or(own.quantum.map(Rule::Fixed)));
+        own.unwrap_or_else(|| self.general_rule())
+    }
+
+    /// Returns how the quantum is chosen on GPUs without a rule of their own.
+    #[must_use]
+    pub fn general_rule(&self) -> Rule {
+        self.auto.map_or(Rule::Fixed(self.quantum), Rule::Auto)
     }
 
     /// Sets the rule of one GPU; without a GPU, that of all GPUs, known and unknown.

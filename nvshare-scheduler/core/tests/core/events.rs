@@ -1,6 +1,6 @@
 //! What those who watch are told.
 
-use nvshare_core::{Config, Event};
+use nvshare_core::{Config, Event, Rule};
 use nvshare_proto::{Amount, ClientMessage, EventKind, Gate, SchedulerMessage, Usage};
 
 use crate::table::{GIB, MS, Table, config, gpu};
@@ -96,6 +96,36 @@ fn an_allocation_is_refused_when_it_was_told_so_and_not_when_it_gives_up() {
         after(&mut table, 0, 2, need(9 * GIB)),
         [(EventKind::NeedRoom, 2, Some(1), None), (EventKind::Refused, 2, Some(1), None)]
     );
+}
+
+#[test]
+fn a_setting_is_told_before_what_follows_from_it() {
+    let mut table = Table::new(Config { quantum: MS(60_000), ..config(false) });
+    table.register(1, Gate::Closed, 12 * GIB, 0);
+    table.runs(1);
+    table.register(2, Gate::Closed, 10 * GIB, 10 * GIB);
+    table.say(2, ClientMessage::ReqLock);
+    told(&mut table);
+    let quantum = |millis| (EventKind::Quantum, 0, None, Some(millis));
+    table.core.set_quantum(None, Rule::Fixed(MS(1000)), MS(5000));
+    let follows = [(EventKind::Drop, 1, None, None), (EventKind::Next, 2, None, None)];
+    assert_eq!(told(&mut table), [[quantum(1000)].as_slice(), &follows].concat());
+    table.core.reset(Config { quantum: MS(30_000), ..config(false) }, MS(5000));
+    assert_eq!(told(&mut table), [quantum(30_000)]);
+}
+
+#[test]
+fn scheduling_that_is_off_is_not_switched_off_again() {
+    let mut table = Table::new(config(false));
+    for client in [1, 2] {
+        table.register(client, Gate::Closed, 12 * GIB, 12 * GIB);
+    }
+    assert!(table.core.switch_off(false, MS(0)).is_err(), "not everything fits");
+    assert_eq!(table.core.switch_off(true, MS(0)), Ok("scheduling is off".to_owned()));
+    told(&mut table);
+    table.sent();
+    assert_eq!(table.core.switch_off(false, MS(0)), Ok("scheduling is already off".to_owned()));
+    assert_eq!((told(&mut table), table.sent()), (vec![], vec![]));
 }
 
 #[test]

@@ -80,6 +80,24 @@ fn a_process_that_left_and_lives_on_is_shown_and_who_waits_is_told() {
 }
 
 #[test]
+fn of_many_that_left_at_once_the_last_few_stay_listed() {
+    const MANY: u64 = 100;
+    let mut table = Table::new(config(false));
+    for client in 1..=MANY {
+        table.register(client, Gate::Closed, GIB / 16, 0);
+        table.happens(Event::Disconnected { client, process_remains: true });
+    }
+    assert_eq!(table.core.client_status().len() as u64, MANY, "their memory is still there");
+    for client in 1..=MANY {
+        let identity = Identity { pid: Some(9), process: Some(client), ..Identity::default() };
+        table.happens(Event::Exited { client, identity });
+    }
+    table.register(MANY + 1, Gate::Closed, GIB, 0);
+    table.happens(Event::Disconnected { client: MANY + 1, process_remains: false });
+    assert_eq!(table.core.client_status().len(), 32);
+}
+
+#[test]
 fn a_process_that_left_and_has_nothing_is_given_up() {
     let mut table = left_behind();
     let look = |table: &mut Table, seen: bool| {
