@@ -24,7 +24,7 @@ pub const COMPUTE: &str = "compute";
 pub const SLOTS: &str = "slots";
 
 /// Longest text of an attribute.
-const LONGEST: usize = 64;
+const LONGEST_ATTRIBUTE: usize = 64;
 
 /// The name of a GPU's device: a DNS label.
 #[must_use]
@@ -32,7 +32,7 @@ pub fn device_name(gpu: GpuUuid) -> String {
     gpu.to_string().to_lowercase()
 }
 
-/// Most memory of a GPU that one seat may have, in bytes. None: not known, so that no claim can ask for memory.
+/// The largest part of a GPU's memory that one seat may have, in bytes. None: not known, so that no claim can ask for memory.
 #[must_use]
 pub fn most_memory(card: &Card, options: &Options) -> Option<u64> {
     card.memory.or(options.slot_memory)
@@ -46,7 +46,8 @@ pub fn most_memory(card: &Card, options: &Options) -> Option<u64> {
 pub fn device(card: &Card, versions: &Versions, options: &Options) -> Device {
     let slots = u64::from(options.slots);
     let memory = most_memory(card, options).map(|most| {
-        let usual = options.slot_memory.unwrap_or(most);
+        // The API server refuses a slice whose default lies outside the range.
+        let usual = options.slot_memory.map_or(most, |slot| slot.min(most));
         let least = LEAST_MEMORY.min(usual);
         let all = most.max(usual.saturating_mul(slots));
         (MEMORY, capacity([all, usual, least, most].map(quantities::bytes), None))
@@ -82,7 +83,7 @@ fn attributes(card: &Card, versions: &Versions) -> BTreeMap<String, DeviceAttrib
     let version = |text: &String| {
         Some(DeviceAttribute { version: Some(semantic(text)?), ..DeviceAttribute::default() })
     };
-    let model = card.model.clone().filter(|model| !model.is_empty() && model.len() <= LONGEST);
+    let model = card.model.clone().filter(|model| !model.is_empty() && model.len() <= LONGEST_ATTRIBUTE);
     let known = [
         ("uuid", Some(text(card.gpu.to_string()))),
         ("index", Some(number(card.index))),
@@ -233,6 +234,8 @@ mod tests {
             (card(1), "", Some(["80Gi", "8Gi", "8Gi"]), ["1000", "100"]),
             (card(1), "--slots 1", Some(["8Gi", "8Gi", "8Gi"]), ["100", "100"]),
             (card(1), "--slots 2 --slot-memory 1GiB", Some(["8Gi", "1Gi", "8Gi"]), ["200", "100"]),
+            // A card of half the size, in a node whose slots are made for others.
+            (card(1), "--slots 2 --slot-memory 16GiB", Some(["16Gi", "8Gi", "8Gi"]), ["200", "100"]),
             (card(1), "--slots 2 --slot-compute 10", Some(["16Gi", "8Gi", "8Gi"]), ["100", "10"]),
             (unknown.clone(), "", None, ["1000", "100"]),
             (unknown, "--slot-memory 2GiB", Some(["20Gi", "2Gi", "2Gi"]), ["1000", "100"]),
