@@ -2,10 +2,10 @@
 
 #![deny(unsafe_code)]
 
+mod arguments;
 mod commands;
 mod elf;
 mod events;
-mod given;
 mod gpu;
 mod library;
 mod output;

@@ -5,22 +5,22 @@ use nvshare_admin::Scheduler;
 use nvshare_proto::units::{parse_enforcement, parse_priority, parse_weight};
 use nvshare_proto::{AdminRequest, Enforcement, Given, GpuUuid, Priority};
 
-use crate::given::{Whose, client, compute, memory, whose};
+use crate::arguments::{Target, parse_client, parse_compute_limit, parse_memory_limit, parse_target};
 use crate::gpu::Gpu;
 use crate::output::{Done, print_line};
 
 #[derive(Debug, Args)]
 pub(crate) struct LimitOptions {
     /// The client's number, as `clients` shows it, or job:123, one of Slurm's; its tenant's other processes share the limits
-    #[arg(value_parser = whose, allow_negative_numbers = true)]
-    client: Whose,
+    #[arg(value_parser = parse_target, allow_negative_numbers = true)]
+    client: Target,
 
     /// Compute limit, in per cent of each GPU's time, or none
-    #[arg(long, value_name = "PERCENT", value_parser = compute, allow_hyphen_values = true)]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_compute_limit, allow_hyphen_values = true)]
     compute: Option<u8>,
 
     /// Memory limit on each GPU (4g, 512MiB), or none; what is allocated beyond it stays
-    #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory_limit, allow_hyphen_values = true)]
     memory: Option<u64>,
 
     /// How the compute limit is enforced: default (while others want the GPU), force (always) or disable
@@ -35,8 +35,8 @@ pub(crate) struct LimitOptions {
 #[derive(Debug, Args)]
 pub(crate) struct WeightOptions {
     /// The client's number, as `clients` shows it, or job:123, one of Slurm's; the weight is its tenant's
-    #[arg(value_parser = whose, allow_negative_numbers = true)]
-    client: Whose,
+    #[arg(value_parser = parse_target, allow_negative_numbers = true)]
+    client: Target,
 
     /// Weight against others: 1 to 10000, where 100 is usual
     #[arg(value_parser = parse_weight, allow_hyphen_values = true)]
@@ -46,8 +46,8 @@ pub(crate) struct WeightOptions {
 #[derive(Debug, Args)]
 pub(crate) struct PriorityOptions {
     /// The client's number, as `clients` shows it, or job:123, one of Slurm's; the priority is its tenant's
-    #[arg(value_parser = whose, allow_negative_numbers = true)]
-    client: Whose,
+    #[arg(value_parser = parse_target, allow_negative_numbers = true)]
+    client: Target,
 
     /// low, normal or high: each step multiplies the weight by 8
     #[arg(value_parser = parse_priority, allow_negative_numbers = true)]
@@ -57,7 +57,7 @@ pub(crate) struct PriorityOptions {
 #[derive(Debug, Args)]
 pub(crate) struct ClientOptions {
     /// The client's number, as `clients` shows it; its tenant's other processes stop and go on with it
-    #[arg(value_parser = client, allow_negative_numbers = true)]
+    #[arg(value_parser = parse_client, allow_negative_numbers = true)]
     client: u64,
 }
 
@@ -68,11 +68,11 @@ pub(crate) fn limit(scheduler: &Scheduler, options: &LimitOptions) -> Done {
     give(scheduler, options.client, gpu, given)
 }
 
-fn give(scheduler: &Scheduler, whose: Whose, gpu: Option<GpuUuid>, given: Given) -> Done {
-    let request = match (whose, gpu) {
-        (Whose::Client(client), gpu) => AdminRequest::Give { client, gpu, given },
-        (Whose::Job(job), None) => AdminRequest::BoundJob { job, given },
-        (Whose::Job(_), Some(_)) => {
+fn give(scheduler: &Scheduler, target: Target, gpu: Option<GpuUuid>, given: Given) -> Done {
+    let request = match (target, gpu) {
+        (Target::Client(client), gpu) => AdminRequest::Give { client, gpu, given },
+        (Target::Job(job), None) => AdminRequest::BoundJob { job, given },
+        (Target::Job(_), Some(_)) => {
             return Err("the limits of a job are the same on all of its GPUs: leave --gpu out"
                 .to_owned()
                 .into());
@@ -90,5 +90,5 @@ pub(crate) fn priority(scheduler: &Scheduler, options: &PriorityOptions) -> Done
 }
 
 pub(crate) fn pause(scheduler: &Scheduler, options: &ClientOptions, paused: bool) -> Done {
-    give(scheduler, Whose::Client(options.client), None, Given { paused: Some(paused), ..Given::default() })
+    give(scheduler, Target::Client(options.client), None, Given { paused: Some(paused), ..Given::default() })
 }

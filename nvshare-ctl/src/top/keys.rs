@@ -5,7 +5,7 @@ use nvshare_proto::units::{parse_quantum, parse_weight};
 use nvshare_proto::{AdminRequest, Given, QuantumRule};
 
 use super::Top;
-use crate::given;
+use crate::arguments;
 use crate::show::Sort;
 
 /// A key with an effect in `top`.
@@ -77,8 +77,12 @@ impl Typed {
                 let weight = parse_weight(text).map_err(|error| error.to_string())?;
                 Ok(give(client, Given { weight: Some(weight), ..none }))
             }
-            Self::Compute(client) => Ok(give(client, Given { compute: Some(given::compute(text)?), ..none })),
-            Self::Memory(client) => Ok(give(client, Given { memory: Some(given::memory(text)?), ..none })),
+            Self::Compute(client) => {
+                Ok(give(client, Given { compute: Some(arguments::parse_compute_limit(text)?), ..none }))
+            }
+            Self::Memory(client) => {
+                Ok(give(client, Given { memory: Some(arguments::parse_memory_limit(text)?), ..none }))
+            }
         }
     }
 }
