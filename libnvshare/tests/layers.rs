@@ -1,5 +1,5 @@
 //! The layers of the library: a lower one never names a higher one, and no files of one layer use each other in a circle.
-//! Nor do the files of the client's crate, which has one layer. The rooms of the scheduler's core, and of its daemon, are layers as well.
+//! Nor do the files of the client's crate, which has one layer. The scheduler's core has layers of its own, and so has its daemon.
 //!
 //! Read from the source: the `use` lines, and paths that begin with `crate::` or `super::`. In the core also the calls of methods:
 //! several files have methods of one type there, and no `use` line says who calls whose.
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 /// From the lowest to the highest. What is at the root, the list of entry points, belongs to all.
 const LAYERS: [&str; 7] = ["process", "driver", "work", "memory", "session", "lookup", "hooks"];
 
-/// The rooms of the scheduler's core, from the lowest to the highest, and the file in which all of them meet.
-const ROOMS: [&str; 7] = ["policy", "state", "judge", "report", "steps", "inputs", "core"];
+/// The layers of the scheduler's core, from the lowest to the highest, and the file in which all of them meet.
+const CORE_LAYERS: [&str; 7] = ["policy", "state", "judge", "report", "steps", "inputs", "core"];
 
-/// The rooms of the scheduler's daemon, from the lowest to the highest.
+/// The layers of the scheduler's daemon, from the lowest to the highest.
 const DAEMON: [&str; 16] = [
     "lock",
     "bucket",
@@ -271,8 +271,8 @@ fn methods(code: &str) -> (Vec<Method<'_>>, Vec<(usize, Method<'_>)>) {
     (defined, called)
 }
 
-/// The room and the file of a source of the core; a folder's files in a room belong together.
-fn room(file: &Path) -> Unit {
+/// The layer and the file of a source of the core; a folder's files in a layer belong together.
+fn unit_of(file: &Path) -> Unit {
     let mut names = file
         .with_extension("")
         .iter()
@@ -292,12 +292,12 @@ fn calls(sources: &BTreeMap<PathBuf, String>) -> Vec<Reference> {
     let read: Vec<_> = code.iter().map(|(file, code)| (*file, methods(code))).collect();
     let homes: BTreeMap<Method<'_>, Unit> = read
         .iter()
-        .flat_map(|(file, (defined, _))| defined.iter().map(|method| (*method, room(file))))
+        .flat_map(|(file, (defined, _))| defined.iter().map(|method| (*method, unit_of(file))))
         .collect();
     let mut found = Vec::new();
     for (file, (_, called)) in &read {
         for (line, method) in called {
-            let from = room(file);
+            let from = unit_of(file);
             if let Some(to) = homes.get(method).filter(|to| **to != from) {
                 let path = format!("{}::{}", method.0, method.1);
                 found.push(Reference { file: (*file).clone(), line: *line, from, to: to.clone(), path });
@@ -377,15 +377,15 @@ fn no_files_of_a_layer_use_each_other_in_a_circle() {
 }
 
 #[test]
-fn no_room_of_the_scheduler_names_a_higher_one() {
-    for (of, rooms) in [(CRATES[1], &ROOMS[..]), (CRATES[2], &DAEMON)] {
+fn no_layer_of_the_scheduler_names_a_higher_one() {
+    for (of, layers) in [(CRATES[1], &CORE_LAYERS[..]), (CRATES[2], &DAEMON)] {
         let mut references = references(&one_layer(of));
         for r in &mut references {
             (r.from.layer, r.to.layer) = (r.from.name.clone(), r.to.name.clone());
         }
-        references.retain(|r| rooms.contains(&&*r.from.layer));
+        references.retain(|r| layers.contains(&&*r.from.layer));
         assert!(!references.is_empty(), "nothing was read");
-        let found = upwards(rooms, &references);
+        let found = upwards(layers, &references);
         assert!(found.is_empty(), "\n{}", found.join("\n"));
     }
 }
@@ -394,7 +394,7 @@ fn no_room_of_the_scheduler_names_a_higher_one() {
 fn methods_of_the_core_call_down_and_never_in_a_circle() {
     let calls = calls(&one_layer(CRATES[1]));
     assert!(calls.len() > 200, "few calls were read: {}", calls.len());
-    let found = [upwards(&ROOMS, &calls), circles(&calls)].concat();
+    let found = [upwards(&CORE_LAYERS, &calls), circles(&calls)].concat();
     assert!(found.is_empty(), "\n{}", found.join("\n"));
 }
 
@@ -408,7 +408,7 @@ fn a_call_that_is_turned_round_is_found() {
         ];
         let sources = text.map(|(file, text)| (PathBuf::from(file), text.to_owned())).into();
         let found = calls(&sources);
-        (upwards(&ROOMS, &found), circles(&found))
+        (upwards(&CORE_LAYERS, &found), circles(&found))
     };
     let judge = "impl State {\n    fn fits(&self) -> bool { true }\n}";
     let books = "impl Books {\n    fn with(&mut self) { self.state.fits(); }\n}";

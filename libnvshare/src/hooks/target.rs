@@ -49,7 +49,7 @@ pub(crate) fn device_of(ordinal: CUdevice) -> Option<&'static Device> {
     devices::get(ordinal)
 }
 
-/// Makes a call that submits work on a stream, as hooks do whose rows name that stream.
+/// Makes a call that submits work on a stream, like a hook whose row names that stream.
 pub(crate) fn pass_gate_on(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUresult {
     let mark = FrameMark::new();
     let pass = match gate::enter(stream, &mark, session::start) {
@@ -61,7 +61,7 @@ pub(crate) fn pass_gate_on(stream: StreamKey, call: impl FnOnce() -> CUresult) -
     result
 }
 
-/// Makes a call that submits nothing while the gate is open, as hooks do whose rows say `addresses`. All memory is on the card then,
+/// Makes a call that submits nothing while the gate is open, like a hook whose row says `addresses`. All memory is on the card then,
 /// or the call answers why it is not.
 pub(crate) fn pass_gate_for_addresses(call: impl FnOnce() -> CUresult) -> CUresult {
     let mark = FrameMark::new();

@@ -1,4 +1,4 @@
-//! Decides who holds each GPU's lock and whose memory is on the card.
+//! Decides which clients hold each GPU's lock, and whose memory is on the GPU.
 //!
 //! The core is a pure state machine: events and the time come in, outputs go out, and it touches nothing
 //! else. It applies each event to the state and then looks at the state as a whole (`reconcile`). This look
@@ -7,8 +7,8 @@
 //!
 //! An event comes in through `inputs`, which take `steps`. A step changes the `state`, and writes what goes
 //! out into the `report`. It acts on the answers to questions about the state (`judge`), which ask a `policy`
-//! with the numbers. From the highest room to the lowest: `inputs`, `steps`, `report`, `judge`, `state`,
-//! `policy`. A room uses only rooms below it; `libnvshare/tests/layers.rs` checks that.
+//! with the numbers. From the highest layer to the lowest: `inputs`, `steps`, `report`, `judge`, `state`,
+//! `policy`. A layer uses only layers below it; `libnvshare/tests/layers.rs` checks that.
 //!
 //! Invariants, each with a property test in `libnvshare/client/tests/joint/properties.rs`:
 //! - clients that hold a GPU at the same time fit it together;

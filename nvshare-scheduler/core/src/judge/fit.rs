@@ -55,8 +55,8 @@ impl State {
         together::fits(capacity, gpu.ledger.pinned_beside(group), group.demand, group.count, alone)
     }
 
-    /// Whether a unit fits a GPU together with a group, of which those of its clients are that stand like
-    /// this. A unit that is not there is in nobody's way.
+    /// Whether a unit fits a GPU together with a group. `is_in`: the standings whose clients the group contains
+    /// already. A unit that is not there is in nobody's way.
     fn fits_with(&self, gpu: &Gpu, group: Group, unit: &Unit, is_in: fn(Standing) -> bool) -> bool {
         gpu.one_of(unit).is_none_or(|one| self.fit(gpu, gpu.with_unit(group, unit, is_in), one))
     }

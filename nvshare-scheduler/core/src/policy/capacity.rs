@@ -1,15 +1,15 @@
 //! How much of a GPU clients may fill together.
 //!
 //! That is the GPU's memory, less a reserve, since the driver has its own needs. Each process's context and
-//! modules are on the card beside what it allocates (half a GiB on an H200). Half of the reserve is the
+//! modules are on the GPU beside what it allocates (half a GiB on an H200). Half of the reserve is the
 //! driver's. Contexts and modules that are measured to take more than the other half are not given away
-//! either. Many small programs would otherwise fill a card without allocating anything.
+//! either. Many small programs would otherwise fill a GPU without allocating anything.
 
 /// Returns the capacity of a GPU. All figures are bytes. `available`: the GPU's memory, less what processes
 /// without the library have there. `overhead`: what clients' contexts and modules take. `largest`: the most
 /// that one client has.
 ///
-/// A client that has filled the card keeps what it has when others come. It could not know of them, and with
+/// A client that has filled the GPU keeps what it has when others come. It could not know of them, and with
 /// less memory it would never run without page faults again.
 #[must_use]
 pub(crate) fn usable(available: u64, reserve: u64, overhead: u64, largest: u64) -> u64 {

@@ -1,6 +1,6 @@
 //! How much room the client that is next gets while others still make room for it.
 //!
-//! In an exchange, the memory of the client that is next comes to the card while that of others leaves. The
+//! In an exchange, the memory of the client that is next comes to the GPU while that of others leaves. The
 //! link carries both directions at once. The client's gate stays closed until everything is there, so the
 //! room is the only thing that it gets early.
 //!
@@ -8,7 +8,7 @@
 
 use nvshare_proto::{MemoryMode, ROOM_PIECE};
 
-/// Whose memory comes to the card while that of others leaves.
+/// Whose memory comes to the GPU while that of others leaves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Exchange {
     /// Nobody's: a client restores when it has all its room.

@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn the_progress_of_sets() {
         for (rates, expected) in [
-            // Each fills the card: the driver's slicing costs 6 %.
+            // Each fills the GPU: the driver's slicing costs 6 %.
             (&[(0.47, 1.0), (235.0, 500.0)][..], Some(0.94)),
             // Each leaves gaps.
             (&[(0.75, 1.0), (0.75, 1.0)], Some(1.5)),

@@ -1,6 +1,6 @@
 //! Clients that run together: if their demand fits the GPU, they run side by side, uninterrupted.
 //!
-//! Programs hurt each other through memory: once their sum exceeds the card, page faults move it. Below that,
+//! Programs hurt each other through memory: once their sum exceeds the GPU's memory, page faults move it. Below that,
 //! the driver's own time slicing shares the GPU, and taking turns would only leave it idle in the gaps of
 //! each program.
 

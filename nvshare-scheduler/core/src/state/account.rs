@@ -92,7 +92,7 @@ pub(crate) struct Account {
     pub(crate) move_cost: MoveCost,
     /// Bytes that had to leave for the client when it was last made next in its turn.
     pub(crate) moved_for_turn: u64,
-    /// Bytes measured on the card beyond what the client reports: at the last look, and at the one before.
+    /// Bytes measured on the GPU beyond what the client reports: at the last look, and at the one before.
     beside: [u64; 2],
     /// How often the client's process was measured; no more than twice counts.
     looks: u8,
@@ -192,10 +192,10 @@ impl Account {
         };
     }
 
-    /// Records that the client's process has `used` bytes on the card, without managed memory. `holds_still`:
+    /// Records that the client's process has `used` bytes on the GPU, without managed memory. `holds_still`:
     /// its memory is not being moved.
     ///
-    /// These bytes include memory that the library maps itself, wherever it is on the card. The overhead
+    /// These bytes include memory that the library maps itself, wherever it is on the GPU. The overhead
     /// beside it is not known while it moves. Managed memory of a program with such memory is taken for a
     /// part of it, so its contexts may count for less than they take. So may those of a client that has lost
     /// room, until that room is tried again.
@@ -254,7 +254,7 @@ impl Account {
         self.wanted().max(self.staying()).min(capacity)
     }
 
-    /// Returns the bytes on the card, as the client last reported.
+    /// Returns the bytes on the GPU, as the client last reported.
     pub(crate) fn resident(&self) -> u64 {
         self.usage.allocated.saturating_sub(self.usage.absent)
     }

@@ -43,7 +43,7 @@ pub struct Config {
     pub exclusive: bool,
     /// Jobs that fit a GPU together.
     pub together: Together,
-    /// Whose memory comes to the card while that of others leaves.
+    /// Whose memory comes to the GPU while that of others leaves.
     pub exchange: Exchange,
     /// After this long without an answer, a client is reported as stuck.
     pub grace: Duration,

@@ -32,7 +32,7 @@ struct Failing {
 static FAILING: Mutex<Vec<Failing>> = Mutex::new(Vec::new());
 
 /// Notes that memory of a context could not come back. The card being full is no such error.
-pub(super) fn note(context: &Arc<Context>, error: CUresult) {
+pub(super) fn note_failure(context: &Arc<Context>, error: CUresult) {
     let now = Instant::now();
     let mut all = lock(&FAILING);
     if let Some(failing) = all.iter_mut().find(|failing| Arc::ptr_eq(&failing.context, context)) {
@@ -45,25 +45,25 @@ pub(super) fn note(context: &Arc<Context>, error: CUresult) {
 }
 
 /// Notes that memory of a context has come back.
-pub(super) fn forget(context: &Arc<Context>) {
+pub(super) fn note_success(context: &Arc<Context>) {
     lock(&FAILING).retain(|failing| !Arc::ptr_eq(&failing.context, context));
 }
 
 /// Gives up the absent memory of a device's contexts, where it cannot come back. None of it may be on its way.
 pub(super) fn give_up(device: &Device) {
-    let is_over = |failing: &Failing| {
+    let cannot_recover = |failing: &Failing| {
         failing.error.ends_all_work() || failing.last.duration_since(failing.since) >= PATIENCE
     };
-    let mut over = Vec::new();
+    let mut lost = Vec::new();
     lock(&FAILING).retain(|failing| {
         let is_here = failing.context.device() == device.ordinal;
-        if is_here && is_over(failing) {
-            over.push((Arc::clone(&failing.context), failing.error));
+        if is_here && cannot_recover(failing) {
+            lost.push((Arc::clone(&failing.context), failing.error));
             return false;
         }
         !failing.context.life().is_over()
     });
-    over.iter().for_each(|(context, error)| give_up_in(context, device, *error));
+    lost.iter().for_each(|(context, error)| give_up_in(context, device, *error));
 }
 
 fn give_up_in(context: &Arc<Context>, device: &Device, error: CUresult) {
@@ -81,7 +81,7 @@ fn give_up_in(context: &Arc<Context>, device: &Device, error: CUresult) {
         });
         bytes += absent;
     });
-    // Memory that is on the card is not copied any more.
+    // From now on, memory that is still on the GPU stays there.
     pin_context(context, device, error);
     // An eviction may have met the error before any memory was away.
     if bytes > 0 {

@@ -458,7 +458,7 @@ fn copy_back(
 
 /// The driver does not let a chunk come back.
 fn stop_and_note_error(allocation: &Allocation, device: &Device, error: CUresult) -> Begun {
-    lost::note(&allocation.context_to_move_in(), error);
+    lost::note_failure(&allocation.context_to_move_in(), error);
     stop(allocation, device, Some(error))
 }
 
@@ -515,7 +515,7 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         }
         None => return,
     };
-    lost::forget(&allocation.context_to_move_in());
+    lost::note_success(&allocation.context_to_move_in());
     result.back += bytes;
     result.had_contents += if had_contents { bytes } else { 0 };
     result.copied += copied;
