@@ -23,8 +23,8 @@ mod watch;
 pub use gpu::{GpuUuid, ParseGpuUuidError};
 pub use host::{HostSegment, HostStatus, MOST_SEGMENTS, SEGMENT};
 pub use message::{
-    AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, Hold, MemoryMode, OLDEST,
-    QuantumRule, ROOM_PIECE, Register, Reply, Request, SchedulerMessage, Usage, VERSION,
+    AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, Hold, MemoryMode, NO_PLACE,
+    OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request, SchedulerMessage, Usage, VERSION,
 };
 
 pub use repeated::{LeftOut, Repeated, SILENCE, Seldom};

@@ -19,6 +19,10 @@ pub const VERSION: u16 = 13;
 /// The oldest version that is spoken: the one before, so that what runs stays scheduled while the machine is upgraded.
 pub const OLDEST: u16 = VERSION - 1;
 
+/// The reason for refusing a process when all places are taken that its user, container or seat may have. A process of a seat gets no
+/// memory then: the limit of its seat is shared with those that have the places.
+pub const NO_PLACE: &str = "too many connections";
+
 /// The first version that has seats, and settings of Slurm's jobs.
 const SEATS: u16 = 13;
 

@@ -144,6 +144,8 @@ pub struct Account<T> {
     reported: (u64, u64),
     /// The limit is shared with the tenant's other processes.
     tenant: Option<T>,
+    /// Other processes have the whole limit: nothing is admitted.
+    shut_out: bool,
 }
 
 impl<T: Tenant> Account<T> {
@@ -172,6 +174,7 @@ impl<T: Tenant> Account<T> {
             turns_without: 0,
             reported: (0, 0),
             tenant: None,
+            shut_out: false,
         }
     }
 

@@ -124,6 +124,7 @@ pub(crate) fn admitted<T, U>(
     make: impl Fn(u64) -> Result<T, CUresult>,
     enter: impl Fn(T, u64) -> U,
 ) -> Result<U, CUresult> {
+    device.wait_for_limit();
     let mut ladder = Ladder::new(device, bytes, kind);
     // For plain memory, the driver itself reports that the card is full.
     while kind.is_in_disguise() && !device.has_it_alone(bytes) {

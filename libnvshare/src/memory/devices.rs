@@ -341,9 +341,22 @@ impl Device {
 
     /// Waits, for a short time, until the scheduler has sent the capacity, or it is known that there is no scheduler.
     pub(crate) fn wait_for_capacity(&self) {
-        let account = self.lock();
-        let unknown = |account: &mut Account| account.is_capacity_awaited();
-        drop(self.changed.wait_timeout_while(account, FIRST_CONTACT, unknown));
+        self.wait_while(Account::is_capacity_awaited);
+    }
+
+    /// Waits, for a short time, until it is known whether others share the limit, if there is one.
+    pub(crate) fn wait_for_limit(&self) {
+        self.wait_while(Account::is_limit_awaited);
+    }
+
+    fn wait_while(&self, is_unknown: impl Fn(&Account) -> bool) {
+        let wait = |account: &mut Account| is_unknown(account);
+        drop(self.changed.wait_timeout_while(self.lock(), FIRST_CONTACT, wait));
+    }
+
+    /// Gives the process no more memory, or again as much as its limit allows.
+    pub(crate) fn shut_out(&self, shut_out: bool) {
+        self.update_for_all(|account| account.shut_out(shut_out));
     }
 
     /// Stops counting room, as there is no other client.

@@ -98,6 +98,11 @@ impl Config {
         least(own, self.seat.as_ref().and_then(|seat| seat.limit))
     }
 
+    /// Whether the container has a seat.
+    pub(crate) fn is_in_seat(&self) -> bool {
+        self.seat.is_some()
+    }
+
     /// The compute limit of a device in per cent, by the program's own index.
     pub(crate) fn compute_limit(&self, index: usize) -> Option<u8> {
         let own = self.device_compute_limits.iter().rev().find(|(of, _)| *of == index);

@@ -17,7 +17,7 @@ use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::session::{Done, Host, Session};
 use nvshare_proto::pace::RECONNECT_EVERY;
 use nvshare_proto::{
-    Asked, ClientMessage, ComputeLimit, Counters, GpuUuid, MemoryMode, Register, Reply, Request,
+    Asked, ClientMessage, ComputeLimit, Counters, GpuUuid, MemoryMode, NO_PLACE, Register, Reply, Request,
     SchedulerMessage, VERSION,
 };
 
@@ -35,6 +35,9 @@ use crate::process::{answering, bell, config, counters, log, threads};
 use crate::work::gate;
 pub(crate) use wire::TenantPage;
 use wire::{End, Wire};
+
+/// A process that the scheduler refuses asks it again after so long.
+const REFUSED_EVERY: Duration = Duration::from_secs(60);
 
 /// Results of the mover that the session has not taken in yet.
 static DONE: Mutex<Vec<Done>> = Mutex::new(Vec::new());
@@ -269,6 +272,9 @@ impl Thread {
                 Reply::Client(message) => {
                     self.lost_for = None;
                     self.registered = true;
+                    if matches!(message, SchedulerMessage::Registered { .. }) {
+                        devices::all().for_each(|device| device.shut_out(false));
+                    }
                     log::debug(format_args!("received {message:?}"));
                     let limited = match &message {
                         SchedulerMessage::Limit(limit) => Some(limit.gpu),
@@ -280,8 +286,7 @@ impl Thread {
                     }
                 }
                 Reply::Refused { reason } => {
-                    log::error(format_args!("the scheduler refuses this process: {reason}"));
-                    self.next_attempt = Instant::now() + Duration::from_secs(60);
+                    self.refused(&reason);
                 }
                 Reply::Admin(_) => {}
             }
@@ -298,6 +303,17 @@ impl Thread {
             Some(End::Lost(why)) if self.library.wire.take().is_some() => self.lose(&why),
             _ => {}
         }
+    }
+
+    /// The scheduler has refused the process. In a seat whose places are taken, others have the seat's limit.
+    fn refused(&mut self, reason: &str) {
+        let is_shut_out = reason == NO_PLACE && config::get().is_ok_and(Config::is_in_seat);
+        let so = if is_shut_out { "; all places of its seat are taken, so it gets no memory" } else { "" };
+        log::error(format_args!("the scheduler refuses this process: {reason}{so}"));
+        if is_shut_out {
+            devices::all().for_each(|device| device.shut_out(true));
+        }
+        self.next_attempt = Instant::now() + REFUSED_EVERY;
     }
 
     /// The process shares its limits with others of its tenant.

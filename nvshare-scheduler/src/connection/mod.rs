@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use nvshare_proto::{AdminRequest, Reply, Request, Seldom};
+use nvshare_proto::{AdminRequest, NO_PLACE, Reply, Request, Seldom};
 use rustix::net::{RecvFlags, recv};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
@@ -125,7 +125,7 @@ pub(crate) async fn serve(stream: UnixStream, seat: Option<Inside>, shared: Shar
         Some(bounds) => {
             let Some(place) = bounds.take(caller.whom()) else {
                 TOO_MANY.say(format_args!("too many connections: one more of {} is refused", caller.whom()));
-                return refuse(&mut framed, "too many connections").await;
+                return refuse(&mut framed, NO_PLACE).await;
             };
             Some(place)
         }

@@ -4,6 +4,7 @@
 mod absent;
 mod bad_input;
 mod content;
+mod crowded;
 mod ctl;
 mod every_word;
 mod exchange;

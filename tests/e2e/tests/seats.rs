@@ -25,7 +25,7 @@ pub(crate) fn card(number: u8) -> GpuUuid {
 
 /// Places of a scheduler in a world: the folder of seats must not be in that of the clients' socket.
 pub(crate) struct Places {
-    common: String,
+    pub(crate) common: String,
     seats: PathBuf,
 }
 
@@ -39,9 +39,13 @@ impl Places {
     }
 
     pub(crate) fn start_with(&self, world: &World, options: &[&str]) -> Scheduler {
-        let seats = text(&self.seats);
-        let sockets = ["--socket", &self.common, "--seats", &seats];
-        Scheduler::start(world, &[&sockets[..], &["--gpu-memory", "1GiB", "--tq", "0.1"], options].concat())
+        Scheduler::start(world, &[&self.options()[..], options].concat())
+    }
+
+    /// The options of a scheduler that has these places.
+    pub(crate) fn options(&self) -> [&str; 8] {
+        let seats = self.seats.to_str().expect("a path");
+        ["--socket", &self.common, "--seats", seats, "--gpu-memory", "1GiB", "--tq", "0.1"]
     }
 
     fn folder(&self, name: SeatName) -> PathBuf {

@@ -56,9 +56,18 @@ impl Scheduler {
     /// When it does not.
     #[must_use]
     pub fn start(world: &World, arguments: &[&str]) -> Self {
+        Self::start_by(world, Self::command(world, arguments))
+    }
+
+    /// The same by a [command](Self::command) that a test has changed.
+    ///
+    /// # Panics
+    /// As [`Scheduler::start`].
+    #[must_use]
+    pub fn start_by(world: &World, mut command: Command) -> Self {
         let log = world.dir().join("scheduler.log");
         let file = File::options().create(true).append(true).open(&log).expect("a log");
-        let child = Self::command(world, arguments).stderr(file).spawn().expect("the scheduler runs");
+        let child = command.stdin(Stdio::null()).stderr(file).spawn().expect("the scheduler runs");
         let mut scheduler = Self { child, log };
         wait_until("the scheduler serves", || {
             let ended = scheduler.child.try_wait().expect("a child");

@@ -200,7 +200,7 @@ impl<T: Tenant> Account<T> {
     }
 
     fn own_limit(&self) -> u64 {
-        self.terms.limit.unwrap_or(u64::MAX)
+        if self.shut_out { 0 } else { self.terms.limit.unwrap_or(u64::MAX) }
     }
 
     /// Charges the tenant's sum, if the limit is shared.

@@ -60,9 +60,20 @@ impl<T: Tenant> Account<T> {
         self.find_lost();
     }
 
-    /// Whether the process still waits to hear the GPU's capacity, or that there is no scheduler.
+    /// The tenant's other processes have its limit, and the scheduler has no place for this one; or it has one now.
+    pub fn shut_out(&mut self, shut_out: bool) {
+        self.shut_out = shut_out;
+    }
+
+    /// Whether the process still waits to hear the GPU's capacity, or that there is no scheduler, or no place for this process.
     #[must_use]
     pub fn is_capacity_awaited(&self) -> bool {
-        self.capacity.is_none() && !self.unmetered
+        self.capacity.is_none() && !self.unmetered && !self.shut_out
+    }
+
+    /// Whether it is not known yet which processes share the limit: the scheduler says so before it tells the capacity.
+    #[must_use]
+    pub fn is_limit_awaited(&self) -> bool {
+        self.terms.limit.is_some() && self.is_capacity_awaited()
     }
 }

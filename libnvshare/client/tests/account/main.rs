@@ -351,3 +351,23 @@ fn memory_of_a_broken_context_is_immovable_until_it_is_freed() {
     account.pin(3);
     assert_eq!(account.usage().immovable, 3);
 }
+
+#[test]
+fn a_process_that_is_shut_out_keeps_what_it_has_and_gets_no_more_until_it_is_let_in() {
+    let mut account: Account<Shared> = Account::new(terms(true, false));
+    assert!(account.is_limit_awaited(), "others may share the limit");
+    account.unlimit();
+    assert!(!account.is_limit_awaited());
+    let mut ask = |shut_out| {
+        account.shut_out(shut_out);
+        account.admit(5, Kind::Mapped, Caller::InsideGate)
+    };
+    let outcomes = [false, true, false].map(&mut ask);
+    let refused = Err(Refusal::Own { used: 5, most: 0 });
+    assert_eq!(outcomes, [Ok(Admission::Charged(5)), refused, Ok(Admission::Charged(5))]);
+    // It does not wait for what it was refused already.
+    let mut account: Account<Shared> = Account::new(terms(true, false));
+    account.shut_out(true);
+    assert!(!account.is_limit_awaited() && !account.is_capacity_awaited());
+    assert!(!Account::<Shared>::new(terms(false, false)).is_limit_awaited(), "there is none");
+}

@@ -1,0 +1,100 @@
+//! Seats with more processes than their limits, or their places at the scheduler, are for: limits fail closed.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nvshare_harness::{Program, Running, Scheduler, World, guest, patience, wait_until};
+use nvshare_proto::{Given, NO_PLACE, Register, Reply, Request, codec};
+
+use crate::seats::{CARDS, MIB, Places, make, seat};
+
+const LIMITED: Given = Given {
+    weight: None,
+    priority: None,
+    compute: None,
+    enforcement: None,
+    memory: Some(100 * MIB),
+    paused: None,
+};
+
+/// A program whose first use of the GPU is to take 60 MiB, at the same time as others like it.
+fn taker(world: &World, name: &str, socket: &Path) -> Running {
+    let program = Program::of(world, name, Command::new(guest("takes_first", false))).preloaded();
+    program.env("NVSHARE_SOCKET", &socket.to_string_lossy()).waits_for_go().until_told().start()
+}
+
+/// Lets them take their memory, and returns what the driver answered to each.
+fn answers(world: &World, takers: &[Running]) -> Vec<String> {
+    let said = |lines| move || takers.iter().all(|taker| taker.out().lines().count() == lines);
+    wait_until("all are up", said(1));
+    std::fs::write(world.dir().join("go"), "").expect("a file");
+    wait_until("each has an answer", said(2));
+    takers.iter().map(|taker| taker.out().lines().last().expect("an answer").to_owned()).collect()
+}
+
+#[test]
+fn processes_of_a_seat_that_begin_at_once_have_one_limit() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let _scheduler = places.start(&world);
+    let name = make(&world, &seat(0, 0, LIMITED));
+    let takers = [0, 1, 2, 3, 4, 5].map(|n| taker(&world, &format!("taker{n}"), &places.socket(name)));
+    let mut answered = answers(&world, &takers);
+    answered.sort();
+    assert_eq!(answered, ["0", "2", "2", "2", "2", "2"]);
+    world.stop();
+    for taker in takers {
+        taker.finish().passed();
+    }
+}
+
+/// Connections that take all places which one user, or one seat, has there.
+fn take_all_places(socket: &Path) -> Vec<UnixStream> {
+    let mut taken = Vec::new();
+    loop {
+        let mut stream = UnixStream::connect(socket).expect("it serves");
+        stream.set_read_timeout(Some(patience())).expect("a time");
+        let register = Request::Register(Register::newcomer(1, "x"));
+        stream.write_all(&codec::encode(&register).expect("a frame")).expect("sent");
+        let mut answer = [0; 8192];
+        let read = stream.read(&mut answer).expect("an answer");
+        match codec::decode(&answer[..read]).expect("a frame") {
+            Some((_, Reply::Refused { reason })) => {
+                assert_eq!(reason, NO_PLACE);
+                return taken;
+            }
+            answer => assert!(answer.is_some()),
+        }
+        taken.push(stream);
+    }
+}
+
+#[test]
+fn a_process_for_which_its_seat_has_no_place_gets_no_memory() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    // Few descriptors are few places.
+    let scheduler = Scheduler::command(&world, &places.options());
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 256; exec \"$0\" \"$@\""]).arg(scheduler.get_program());
+    limited.args(scheduler.get_args()).envs(world.environment());
+    let _scheduler = Scheduler::start_by(&world, limited);
+    let name = make(&world, &seat(0, 0, LIMITED));
+    let [own, common] = [places.socket(name), PathBuf::from(&places.common)];
+    let taken = [&own, &common].map(|socket| take_all_places(socket));
+    let takers = [taker(&world, "seated", &own), taker(&world, "unseated", &common)];
+    // Without a seat, a program runs as if alone.
+    assert_eq!(answers(&world, &takers), ["2", "0"]);
+    let [seated, unseated] = [0, 1].map(|n| takers[n].log());
+    let why = "the scheduler refuses this process: too many connections";
+    assert!(unseated.contains(&format!("{why}\n")), "{unseated}");
+    let why = format!("{why}; all places of its seat are taken, so it gets no memory\n");
+    assert!(seated.contains(&why), "{seated}");
+    world.stop();
+    for taker in takers {
+        taker.finish().passed();
+    }
+    drop(taken);
+}
