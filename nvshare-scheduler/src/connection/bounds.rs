@@ -22,6 +22,11 @@ const PART: usize = 2;
 /// The same for a seat: several together leave places for others.
 const PART_OF_SEAT: usize = 8;
 
+/// One of this many parts of all places is for users, containers and seats that have few: no others can take them, however many they are.
+const PART_FOR_FEW: usize = 4;
+/// Fewer places than this are few.
+const LEAST: usize = 4;
+
 /// Places for clients.
 #[derive(Debug)]
 pub(crate) struct Bounds {
@@ -65,7 +70,8 @@ impl Bounds {
         };
         let own = taken.entry(whom.clone()).or_insert_with(fresh);
         let part = if matches!(whom, Whom::Seat(_)) { PART_OF_SEAT } else { PART };
-        if all >= self.most || own.places >= (self.most / part).max(1) {
+        let left_for_few = if own.places < LEAST { 0 } else { self.most / PART_FOR_FEW };
+        if all + left_for_few >= self.most || own.places >= (self.most / part).max(1) {
             return None;
         }
         own.places += 1;
@@ -146,6 +152,19 @@ mod tests {
         let places = ["00000000000000aa", "00000000000000ab"].map(take_all);
         assert_eq!(places.each_ref().map(Vec::len), [4, 4]);
         assert!(bounds.take(Whom::User(Some(1))).is_some());
+    }
+
+    #[test]
+    fn many_full_seats_leave_places_for_those_that_have_few() {
+        let bounds = Bounds::new(128, PathBuf::new());
+        let seat = |n: u64| Whom::Seat(format!("{n:016x}").parse().unwrap());
+        let take_all = |n| std::iter::from_fn(|| bounds.take(seat(n))).take(128).collect::<Vec<_>>();
+        let full: Vec<_> = (0..6).map(take_all).collect();
+        assert!(full.iter().all(|places| places.len() == 16), "{full:?}");
+        // A quarter is left. All that come later have their least.
+        let few: Vec<_> = (6..14).map(take_all).collect();
+        assert!(few.iter().all(|places| places.len() == LEAST), "{few:?}");
+        assert!(bounds.take(Whom::User(Some(1))).is_none(), "all are taken");
     }
 
     #[test]
