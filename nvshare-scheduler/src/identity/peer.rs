@@ -7,6 +7,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Once;
 
 use nvshare_core::Identity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,8 +16,12 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
+use tracing::warn;
 
 use super::control_groups::Groups;
+
+/// Why the end of some processes is not known by itself.
+const ENDS_WITH_CONNECTION: &str = "before Linux 6.5 the end of a process whose number cannot be seen (a container, without hostPID) is known by the end of its connection only";
 
 /// The process at the other end of a connection.
 #[derive(Debug)]
@@ -35,8 +40,14 @@ impl Peer {
     pub(crate) fn of(stream: &UnixStream) -> Self {
         // In another pid namespace the number is 0.
         let pid = stream.peer_cred().ok().and_then(|cred| cred.pid()).filter(|&pid| pid > 0);
-        let descriptor =
-            peer_descriptor(stream).or_else(|_| pid.map_or(Err(io::ErrorKind::NotFound.into()), open));
+        let descriptor = peer_descriptor(stream).or_else(|error| match pid {
+            Some(pid) => open(pid),
+            None => Err(error),
+        });
+        if descriptor.as_ref().is_err_and(is_unknown_to_kernel) {
+            static SAID: Once = Once::new();
+            SAID.call_once(|| warn!("{ENDS_WITH_CONNECTION}"));
+        }
         let process = descriptor.as_ref().ok().and_then(unique);
         let pid = pid.map(i32::cast_unsigned);
         let identity = Identity { pid, process, ..Identity::default() };
@@ -98,6 +109,11 @@ fn peer_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
     }
     // SAFETY: a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Whether the kernel is too old for [`peer_descriptor`]. A process that has ended gives other errors.
+fn is_unknown_to_kernel(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOPROTOOPT)
 }
 
 /// A number that no two processes share: since Linux 6.9 each process has an inode of its own in pidfs.

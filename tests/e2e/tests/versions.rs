@@ -1,11 +1,11 @@
-//! Parts of different versions meet: a scheduler that was downgraded, or not yet upgraded, under newer libraries.
+//! Parts of different versions meet: a scheduler that was downgraded, or not yet upgraded, under newer libraries; and an older kernel.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use nvshare_harness::{Program, Scheduler, World, wait_until};
+use nvshare_harness::{Program, Scheduler, World, guest, wait_until};
 use nvshare_proto::{Hold, OLDEST, Reply, Request, SchedulerMessage, VERSION, codec};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -113,4 +113,18 @@ fn a_program_goes_on_under_a_scheduler_of_another_version_and_joins_the_next_one
         world.stop();
         job.finish().intact();
     }
+}
+
+#[test]
+fn before_linux_6_5_the_scheduler_says_once_that_connections_are_all_it_knows() {
+    let world = World::simulated(&[]);
+    let mut scheduler = Scheduler::command(&world, &[]);
+    scheduler.env("LD_PRELOAD", guest("old_kernel", true));
+    let scheduler = Scheduler::start_by(&world, scheduler);
+    for _ in 0..3 {
+        drop(Scheduler::status(&world));
+    }
+    let said = "before Linux 6.5 the end of a process whose number cannot be seen";
+    wait_until("it is said", || scheduler.log().contains(said));
+    assert_eq!(scheduler.log().matches(said).count(), 1, "{}", scheduler.log());
 }
