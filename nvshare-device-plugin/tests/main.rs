@@ -4,6 +4,7 @@ mod away;
 mod dra;
 mod fakes;
 mod figures;
+mod hosts;
 mod kubelet;
 mod resources;
 mod restarts;

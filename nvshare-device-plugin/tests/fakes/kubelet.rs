@@ -31,6 +31,9 @@ struct Seen {
     /// Of each resource: the pods that have it, and what its containers got.
     pods: BTreeMap<String, Vec<PodResources>>,
     answers: BTreeMap<String, Vec<Vec<String>>>,
+    /// Why registrations are refused, and how many were.
+    refuses: Option<String>,
+    refused: usize,
 }
 
 #[derive(Default)]
@@ -86,6 +89,16 @@ impl Kubelet {
         let served = [serve(&folder.join("kubelet.sock")), serve(&pods)];
         let (resource, socket) = ("nvshare.com/gpu".to_owned(), "nvshare.sock".to_owned());
         Self { main: Counted { folder, seen, resource, socket }, served }
+    }
+
+    /// Refuses registrations from now on for this reason, or no more.
+    pub(crate) fn refuse(&self, why: Option<&str>) {
+        self.main.seen.lock().unwrap().refuses = why.map(str::to_owned);
+    }
+
+    /// How many registrations it has refused.
+    pub(crate) fn refused(&self) -> usize {
+        self.main.seen.lock().unwrap().refused
     }
 
     /// What it knows of a further resource.
@@ -241,6 +254,13 @@ async fn register(
     request: RegisterRequest,
 ) -> Result<Empty, Status> {
     let no = |error: &dyn std::fmt::Display| Status::failed_precondition(error.to_string());
+    {
+        let mut seen = seen.lock().unwrap();
+        if let Some(why) = seen.refuses.clone() {
+            seen.refused += 1;
+            return Err(no(&why));
+        }
+    }
     let plugin = Client::connect(&folder.join(&request.endpoint)).await.map_err(|error| no(&error))?;
     let options: DevicePluginOptions = plugin.ask(OPTIONS, Empty {}).await?;
     let mut lists = plugin.follow::<Empty, ListAndWatchResponse>(LIST_AND_WATCH, Empty {}).await?;
