@@ -32,17 +32,40 @@ impl Card {
     }
 }
 
+/// The GPUs that are to be given out; none: all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Named {
+    /// Their names.
+    pub gpus: Vec<GpuUuid>,
+    /// What names them, for messages.
+    pub by: String,
+}
+
+impl Named {
+    /// Those that the text of a file names, one a line or with commas between.
+    ///
+    /// # Errors
+    /// There is none, or a word is no name of a GPU. The error begins with `by`.
+    pub fn read(text: &str, by: String) -> Result<Self, String> {
+        let words = text.split([',', '\n']).map(str::trim).filter(|word| !word.is_empty());
+        let gpus = words.map(str::parse).collect::<Result<Vec<_>, _>>();
+        let gpus = gpus.map_err(|error| format!("{by}: {error}"))?;
+        if gpus.is_empty() { Err(format!("{by}: it names no GPU")) } else { Ok(Self { gpus, by }) }
+    }
+}
+
 /// The GPUs that are given out: those that are named, or all. One that is named and not there, beside others that are, may be lost: its slots
 /// are unhealthy until it comes.
 ///
 /// # Errors
 /// None that is named is there, or one has less memory than a slot of a resource is to have.
-pub fn choose(cards: Vec<Card>, named: &[GpuUuid], table: &[Resource]) -> Result<Vec<Card>, String> {
+pub fn choose(cards: Vec<Card>, named: &Named, table: &[Resource]) -> Result<Vec<Card>, String> {
+    let Named { gpus: named, by } = named;
     let lost: Vec<GpuUuid> =
         named.iter().copied().filter(|gpu| cards.iter().all(|card| card.gpu != *gpu)).collect();
     if let Some(missing) = lost.first().filter(|_| lost.len() == named.len()) {
         let there: Vec<String> = cards.iter().map(|card| card.gpu.to_string()).collect();
-        return Err(format!("--gpus: {missing} is not there; this machine has {}", there.join(", ")));
+        return Err(format!("{by}: {missing} is not there; this machine has {}", there.join(", ")));
     }
     let is_chosen = |card: &Card| named.is_empty() || named.contains(&card.gpu);
     let lost = lost.into_iter().zip(cards.len() as u32..).map(|(gpu, index)| Card::lost(gpu, index));
@@ -122,32 +145,51 @@ pub(crate) mod tests {
         assert!(list(&cards, &table("--slots 1000")[0], |_| true).iter().all(|device| device.id.len() <= 63));
     }
 
+    fn by(gpus: &[GpuUuid]) -> Named {
+        Named { gpus: gpus.to_vec(), by: "--gpus".to_owned() }
+    }
+
+    #[test]
+    fn a_file_names_gpus_by_line_or_comma() {
+        let [a, b] = [1, 2].map(|number| card(number).gpu);
+        let read = |text: &str| Named::read(text, "FILE".to_owned());
+        for text in [format!("{a}\n{b}\n"), format!("{a},{b}"), format!(" {a} ,\r\n\n{b},\n")] {
+            assert_eq!(read(&text).map(|named| named.gpus), Ok(vec![a, b]), "{text:?}");
+        }
+        assert_eq!(read(" \n"), Err("FILE: it names no GPU".to_owned()));
+        let wrong = read(&format!("{a}\n0")).unwrap_err();
+        assert!(wrong.starts_with("FILE: \"0\" is not a GPU UUID"), "{wrong}");
+    }
+
     #[test]
     fn gpus_are_those_that_are_named() {
         let (a, b) = (card(1), card(2));
         let all = || vec![a.clone(), b.clone()];
-        assert_eq!(choose(all(), &[], &table("")).unwrap(), all());
-        assert_eq!(choose(all(), &[b.gpu], &table("")).unwrap(), std::slice::from_ref(&b));
+        assert_eq!(choose(all(), &by(&[]), &table("")).unwrap(), all());
+        assert_eq!(choose(all(), &by(&[b.gpu]), &table("")).unwrap(), std::slice::from_ref(&b));
         let lost = GpuUuid([3; 16]);
-        assert_eq!(choose(all(), &[lost, b.gpu], &table("")).unwrap(), [b.clone(), Card::lost(lost, 2)]);
-        let missing = choose(all(), &[lost], &table("")).unwrap_err();
-        assert!(missing.contains("GPU-03030303-0303-0303-0303-030303030303 is not there"), "{missing}");
+        assert_eq!(choose(all(), &by(&[lost, b.gpu]), &table("")).unwrap(), [b.clone(), Card::lost(lost, 2)]);
+        let missing = choose(all(), &by(&[lost]), &table("")).unwrap_err();
+        assert!(
+            missing.starts_with("--gpus: GPU-03030303-0303-0303-0303-030303030303 is not there"),
+            "{missing}"
+        );
     }
 
     #[test]
     fn no_slot_has_more_memory_than_its_gpu() {
         let all = || vec![card(1), Card { memory: Some(4 << 30), ..card(2) }];
-        assert!(choose(all(), &[], &table("--slot-memory 4g")).is_ok());
+        assert!(choose(all(), &by(&[]), &table("--slot-memory 4g")).is_ok());
         let small = card(2).gpu;
         for (options, option) in [
             ("--slot-memory 5g --also low=memory=1g", "--slot-memory"),
             ("--slot-memory 4g --also high=memory=5g,priority=high", "--also high"),
         ] {
-            let refused = choose(all(), &[], &table(options)).unwrap_err();
+            let refused = choose(all(), &by(&[]), &table(options)).unwrap_err();
             assert_eq!(refused, format!("{option}: {small} has 4.00 GiB, less than 5.00 GiB"));
-            assert!(choose(all(), &[card(1).gpu], &table(options)).is_ok(), "it is not given out");
+            assert!(choose(all(), &by(&[card(1).gpu]), &table(options)).is_ok(), "it is not given out");
             let unknown = vec![Card { memory: None, ..card(1) }];
-            assert!(choose(unknown, &[], &table(options)).is_ok());
+            assert!(choose(unknown, &by(&[]), &table(options)).is_ok());
         }
     }
 }

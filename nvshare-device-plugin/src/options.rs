@@ -36,6 +36,11 @@ pub struct Options {
     #[arg(long, value_name = "UUID,…", value_delimiter = ',')]
     pub gpus: Vec<GpuUuid>,
 
+    /// A file with their UUIDs, one a line or with commas between; without the file all GPUs are given out. In a mounted ConfigMap whose keys are
+    /// names of nodes, $(NODE_NAME) is the file of this node
+    #[arg(long, value_name = "FILE", conflicts_with = "gpus", value_parser = expanded)]
+    pub gpus_of: Option<PathBuf>,
+
     /// Memory limit of a slot (4g, 512MiB); all slots together may have more than the GPU [default: none]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_limit, allow_hyphen_values = true)]
     pub slot_memory: Option<u64>,
@@ -187,6 +192,11 @@ impl Options {
     }
 }
 
+/// Kubernetes leaves a variable of a container's arguments as it is where the container has none of that name.
+fn expanded(text: &str) -> Result<PathBuf, String> {
+    if text.contains("$(") { Err("its variable is not set".to_owned()) } else { Ok(text.into()) }
+}
+
 fn resource(text: &str) -> Result<String, String> {
     match text.split_once('/') {
         Some((vendor, name)) if !vendor.is_empty() && !name.is_empty() && !name.contains('/') => {
@@ -247,6 +257,11 @@ mod tests {
             ("--slots 1001", "accepted: 1 to 1000"),
             ("--device-list-strategy cdi", "[possible values: cdi-cri, envvar, volume-mounts]"),
             ("--gpus GPU-1", "\"GPU-1\" is not a GPU UUID"),
+            ("--gpus-of /gpus/$(NODE_NAME)", "its variable is not set"),
+            (
+                "--gpus-of /gpus/node --gpus GPU-51600000-0000-4000-8000-000000000000",
+                "'--gpus-of <FILE>' cannot be used with '--gpus <UUID,…>'",
+            ),
             ("--slot-memory 0", "invalid value '0' for '--slot-memory"),
             ("--slot-compute 101", "invalid value '101' for '--slot-compute"),
             ("--memory off", "[possible values: managed, swap]"),

@@ -1,6 +1,8 @@
 //! From the command line to a plugin that serves.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +15,7 @@ use tracing::info;
 
 use crate::allocate::{LIBRARY, PRELOAD, preload_file};
 use crate::cards::{Places, Versions};
-use crate::devices::{self, Card};
+use crate::devices::{self, Card, Named};
 use crate::host::Host;
 use crate::options::{Api, Options, Preload};
 use crate::plugin::Plugin;
@@ -45,8 +47,9 @@ pub async fn run(options: Options) -> Result<(), String> {
     // No other plugin does the same now.
     rivals::refuse_seats(&options).await?;
     install(&options)?;
+    let named = named(&options)?;
     let places = Places { descriptions: options.gpu_descriptions.clone(), sysfs: options.sysfs.clone() };
-    let cards = find_cards(&options, &table, &places).await?;
+    let cards = find_cards(&options, &named, &table, &places).await?;
     if let Some(folder) = &options.features_dir {
         features::write(folder, &cards, options.slots)?;
     }
@@ -103,8 +106,30 @@ fn install(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
+/// The GPUs that the command line, or the file that it names, is for.
+fn named(options: &Options) -> Result<Named, String> {
+    let Some(path) = &options.gpus_of else {
+        return Ok(Named { gpus: options.gpus.clone(), by: "--gpus".to_owned() });
+    };
+    let by = format!("--gpus-of: {}", path.display());
+    match fs::read_to_string(path) {
+        Ok(text) => Named::read(&text, by),
+        // A folder that is not there is a mistake, not a node without GPUs of its own.
+        Err(error) if error.kind() == ErrorKind::NotFound && path.parent().is_some_and(Path::is_dir) => {
+            info!("{by} is not there, so all GPUs are given out");
+            Ok(Named::default())
+        }
+        Err(error) => Err(format!("{by}: {error}")),
+    }
+}
+
 /// Waits until this machine has GPUs: the driver may be loaded later, and a GPU may tell its UUID later than others.
-async fn find_cards(options: &Options, table: &[Resource], places: &Places) -> Result<Vec<Card>, String> {
+async fn find_cards(
+    options: &Options,
+    named: &Named,
+    table: &[Resource],
+    places: &Places,
+) -> Result<Vec<Card>, String> {
     let mut first: Option<Instant> = None;
     loop {
         let places = places.clone();
@@ -115,10 +140,10 @@ async fn find_cards(options: &Options, table: &[Resource], places: &Places) -> R
             NO_GPU.say(format_args!("no GPU is there yet, neither by NVML nor in {descriptions}"));
         } else {
             let is_there = |gpu: &GpuUuid| found.iter().any(|card| card.gpu == *gpu);
-            let needs_no_other = !options.gpus.is_empty() && options.gpus.iter().all(is_there);
+            let needs_no_other = !named.gpus.is_empty() && named.gpus.iter().all(is_there);
             let waited = first.get_or_insert_with(Instant::now).elapsed();
             if found.len() >= count || needs_no_other || waited >= OTHERS_PATIENCE {
-                return devices::choose(found, &options.gpus, table);
+                return devices::choose(found, named, table);
             }
             let (found, longest) = (found.len(), OTHERS_PATIENCE.as_secs());
             NOT_ALL.say(format_args!(

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nvshare_device_plugin::api::HEALTHY;
 use tokio::time::sleep;
 
-use crate::fakes::{A, Kubelet, Machine, Scheduler, ahead, are_all, slot, write};
+use crate::fakes::{A, B, Kubelet, Machine, Scheduler, ahead, are_all, slot, write};
 
 #[tokio::test]
 async fn a_folder_that_cannot_be_had_at_the_start_ends_the_plugin() {
@@ -103,4 +103,36 @@ async fn a_kubelet_that_refuses_is_asked_more_and_more_seldom() {
     kubelet.refuse(None);
     kubelet.registered(1).await;
     kubelet.list("all slots", are_all(HEALTHY)).await;
+}
+
+#[tokio::test]
+async fn each_node_has_a_file_of_its_gpus() {
+    let mut machine = Machine::new();
+    let _scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let folder = machine.root.join("gpus-of");
+    let of = |node: &str| folder.join(node);
+    write(&of("one"), &format!("{B}\n"));
+    write(&of("empty"), "");
+    let option = |node: &str| format!("--slots 2 --gpus-of {}", of(node).display());
+    let plugin = machine.start(&option("one"));
+    let list = kubelet.list("the slots of B", are_all(HEALTHY)).await;
+    assert_eq!(
+        list.iter().map(|device| device.id.clone()).collect::<Vec<_>>(),
+        [0, 1].map(|n| slot(B, n).to_string())
+    );
+    machine.kill(plugin);
+
+    // Another node is not in the map.
+    let plugin = machine.start(&option("other"));
+    machine.says(plugin, &format!("--gpus-of: {} is not there, so all GPUs", of("other").display())).await;
+    kubelet.registered(2).await;
+    kubelet.list("the slots of both", |devices| devices.len() == 4).await;
+    machine.kill(plugin);
+
+    for (node, why) in [("empty", "it names no GPU"), ("none/one", "No such file")] {
+        let plugin = machine.start(&option(node));
+        assert_eq!(machine.ended(plugin).await, 1);
+        machine.says(plugin, &format!("--gpus-of: {}: {why}", of(node).display())).await;
+    }
 }

@@ -605,6 +605,38 @@ def check_sizes(root, versions, sources):
         yield "manifests/sizes: changes more than that"
 
 
+def check_gpus(root, versions, sources):
+    """The component for the GPUs of each node gives the plugin a map of them, and changes nothing else."""
+    documents, plugin, plain, failures = with_component(root, "gpus", "DaemonSet/nvshare-device-plugin")
+    if failures:
+        yield from failures
+        return
+    maps = [document for document in documents if document["kind"] == "ConfigMap"]
+    for document in [plugin, *maps]:
+        for finding in check_schema(document, versions):
+            yield f"manifests/gpus: {title(document)}: {finding}"
+    gpu = r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    if len(maps) != 1 or not all(re.fullmatch(f"{gpu}(,{gpu})*", gpus) for gpus in maps[0]["data"].values()):
+        yield "manifests/gpus: there is not one ConfigMap with UUIDs of each node"
+        return
+    pod = plugin["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    option, node = container["args"].pop(), container["env"].pop()
+    volume, mount = pod["volumes"].pop(), container["volumeMounts"].pop()
+    name = maps[0]["metadata"]["name"]
+    wanted = {
+        "option": f"--gpus-of={mount.get('mountPath')}/$({node['name']})",
+        "node": {"fieldRef": {"fieldPath": "spec.nodeName"}},
+        "volume": {"name": mount["name"], "configMap": {"name": name}},
+        "namespace": plugin["metadata"].get("namespace"),
+    }
+    found = {"option": option, "node": node.get("valueFrom"), "volume": volume, "namespace": maps[0]["metadata"].get("namespace")}
+    if found != wanted or "--gpus-of" not in sources.plugin_options:
+        yield f"manifests/gpus: {found}, not {wanted}"
+    if [document for document in documents if document["kind"] != "ConfigMap"] != plain:
+        yield "manifests/gpus: changes more than that"
+
+
 def check_monitoring(root, versions, sources):
     """The component for metrics opens a port, looks for pods that there are, and changes nothing else."""
     documents, scheduler, plain, failures = with_component(root, "monitoring")
@@ -790,7 +822,8 @@ def check(root, versions=VERSIONS):
             findings.append(f"{folder}: not one pod with NVSHARE_MEM_LIMIT=8GiB and one without: {limits}")
     findings += [*check_kustomization(root), *check_nvml(root, versions), *check_host_memory(root, versions, sources)]
     findings += [*check_features(root, versions, sources), *check_monitoring(root, versions, sources)]
-    findings += [*check_sizes(root, versions, sources), *check_dra(root, versions, sources), *check_recipes(root)]
+    findings += [*check_sizes(root, versions, sources), *check_gpus(root, versions, sources)]
+    findings += [*check_dra(root, versions, sources), *check_recipes(root)]
     return findings + list(check_simulated(root, versions, sources))
 
 

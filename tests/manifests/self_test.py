@@ -33,6 +33,7 @@ SIZES = "docs/recipes/jupyterhub/kustomization.yaml"
 GITHUB = "docs/recipes/ci/github.yml"
 GITLAB = "docs/recipes/ci/gitlab.yml"
 ROWS = "manifests/sizes/kustomization.yaml"
+GPUS = "manifests/gpus/kustomization.yaml"
 DROP = '            capabilities:\n              drop: ["ALL"]\n'
 # What is broken, in which file, from what, to what, and what must be found.
 BREAKS = [
@@ -78,6 +79,12 @@ BREAKS = [
     ("metrics change more", MONITORING, "patches:", "nameSuffix: -x\npatches:", "manifests/monitoring"),
     ("a row by another option", ROWS, "--also=low=", "--row=low=", "manifests/sizes: changes more"),
     ("rows are not named", KUSTOMIZATION, "#   - sizes", "#   - size", "manifests/sizes"),
+    ("GPUs of each node by another option", GPUS, "--gpus-of=", "--gpus-off=", "manifests/gpus: {'option': '--gpus-off="),
+    ("GPUs of another name than the node's", GPUS, "spec.nodeName", "spec.hostname", "manifests/gpus: {"),
+    ("GPUs from another map", GPUS, "            name: nvshare-gpus", "            name: nvshare-cards", "manifests/gpus: {"),
+    ("GPUs without UUIDs", GPUS, "=GPU-5160", "=5160", "UUIDs of each node"),
+    ("GPUs of each node are not named", KUSTOMIZATION, "#   - gpus", "#   - gpu", "manifests/gpus"),
+    ("GPUs of each node change more", GPUS, "patches:", "nameSuffix: -x\npatches:", "manifests/gpus"),
     ("a row that is not offered", "manifests/sizes/examples/high.yaml", "gpu.high: 1", "gpu.huge: 1", "asks for None of nvshare.com/gpu, not 1"),
     ("a quota of a row that is not offered", "manifests/sizes/examples/quota.yaml", "gpu.high", "gpu.huge", "counts ['requests.nvshare.com/gpu.huge']"),
     ("slots that nobody counts", QUOTA, "requests.nvshare.com/gpu", "requests.nvidia.com/gpu", "counts ['requests.nvidia.com/gpu']"),
