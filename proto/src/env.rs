@@ -68,6 +68,18 @@ pub fn is_of_library(name: &str) -> bool {
         || [HAMI_POLICY, HAMI_LOG_LEVEL].contains(&name)
 }
 
+/// Whether a variable of this name is a memory limit: on all devices or on one, by nvshare's name or HAMi's.
+#[must_use]
+pub fn is_memory_limit(name: &str) -> bool {
+    name == MEM_LIMIT_MB || is_indexed(name, MEM_LIMIT) || is_indexed(name, HAMI_MEM_LIMIT)
+}
+
+/// Whether a variable of this name is a compute limit: on all devices or on one, by nvshare's name or HAMi's.
+#[must_use]
+pub fn is_compute_limit(name: &str) -> bool {
+    is_indexed(name, COMPUTE_LIMIT) || is_indexed(name, HAMI_SM_LIMIT)
+}
+
 /// All variables of nvshare, for the library, the scheduler and the command line.
 pub const KNOWN: [&str; 20] = [
     SOCKET,
@@ -109,8 +121,7 @@ pub fn complaint(name: &str) -> Option<String> {
     let rest = name.strip_prefix("NVSHARE_")?;
     // Kubernetes sets these in every pod beside a service that is called nvshare.
     let of_a_service = rest.contains("SERVICE_") || rest == "PORT" || rest.starts_with("PORT_");
-    if KNOWN.contains(&name) || is_indexed(name, MEM_LIMIT) || is_indexed(name, COMPUTE_LIMIT) || of_a_service
-    {
+    if KNOWN.contains(&name) || is_memory_limit(name) || is_compute_limit(name) || of_a_service {
         return None;
     }
     let nearest = KNOWN.iter().map(|known| (distance(name, known), known)).min()?;
@@ -189,6 +200,30 @@ mod tests {
             "PATH",
         ] {
             assert_eq!(complaint(name), None);
+        }
+    }
+
+    #[test]
+    fn limits_have_several_names() {
+        for name in [
+            "NVSHARE_MEM_LIMIT",
+            "NVSHARE_MEM_LIMIT_0",
+            "NVSHARE_MEM_LIMIT_MB",
+            "CUDA_DEVICE_MEMORY_LIMIT_15",
+        ] {
+            assert!(is_memory_limit(name) && !is_compute_limit(name), "{name}");
+        }
+        for name in [
+            "NVSHARE_COMPUTE_LIMIT",
+            "NVSHARE_COMPUTE_LIMIT_1",
+            "CUDA_DEVICE_SM_LIMIT",
+            "CUDA_DEVICE_SM_LIMIT_0",
+        ] {
+            assert!(is_compute_limit(name) && !is_memory_limit(name), "{name}");
+        }
+        for name in ["NVSHARE_MEMORY", "NVSHARE_MEM_LIMIT_X", "GPU_CORE_UTILIZATION_POLICY", "NVSHARE_WEIGHT"]
+        {
+            assert!(!is_memory_limit(name) && !is_compute_limit(name), "{name}");
         }
     }
 

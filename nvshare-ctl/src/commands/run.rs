@@ -12,7 +12,10 @@ use std::process::{self, Command};
 
 use clap::Args;
 use nvshare_admin::Scheduler;
-use nvshare_proto::env::{COMPUTE_LIMIT, GANG, HAMI_POLICY, MEM_LIMIT, PRIORITY, RUN, SOCKET, WEIGHT};
+use nvshare_proto::env::{
+    COMPUTE_LIMIT, GANG, HAMI_POLICY, MEM_LIMIT, PRIORITY, RUN, SOCKET, WEIGHT, is_compute_limit,
+    is_memory_limit,
+};
 use nvshare_proto::{AdminRequest, Enforcement, GangName, Given, Priority, USUAL_WEIGHT, units};
 
 use crate::elf::{self, Start};
@@ -34,7 +37,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     library: Library,
 
-    /// Memory limit on each GPU for all processes of the program together: 4g, 512MiB
+    /// Memory limit on each GPU for all processes of the program together: 4g, 512MiB. Replaces all memory limits of the environment
     #[arg(long, value_name = "SIZE", value_parser = units::parse_limit)]
     limit: Option<u64>,
 
@@ -42,7 +45,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = units::parse_weight)]
     weight: Option<u32>,
 
-    /// Compute limit, in per cent of each GPU's time, of all the program's processes together
+    /// Compute limit, in per cent of each GPU's time, of all the program's processes together. Replaces those of the environment
     #[arg(long, value_name = "PERCENT", value_parser = units::parse_percent)]
     compute_limit: Option<u8>,
 
@@ -92,6 +95,7 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
         Scheduler::usual().change(request).map_err(|error| failed(error.to_string()))?;
     }
     if let Some(limit) = options.limit {
+        forget(&mut command, is_memory_limit);
         command.env(MEM_LIMIT, limit.to_string());
     }
     if let Some(socket) = socket {
@@ -121,6 +125,7 @@ impl Options {
             command.env(WEIGHT, weight.to_string());
         }
         if let Some(percent) = self.compute_limit {
+            forget(command, is_compute_limit);
             command.env(COMPUTE_LIMIT, percent.to_string());
         }
         if let Some(enforcement) = self.compute_policy {
@@ -150,6 +155,15 @@ impl Options {
         let weight = self.weight.filter(|&weight| weight > USUAL_WEIGHT);
         let priority = self.priority.filter(|&priority| priority > Priority::Normal);
         (weight.is_some() || priority.is_some()).then_some(Given { weight, priority, ..Given::default() })
+    }
+}
+
+/// Takes inherited variables from the program. A limit has several names, of which the library follows the most particular one: it would
+/// stand above the limit of an option.
+fn forget(command: &mut Command, is_one: fn(&str) -> bool) {
+    let inherited = env::vars_os().map(|(name, _)| name);
+    for name in inherited.filter(|name| name.to_str().is_some_and(is_one)) {
+        command.env_remove(name);
     }
 }
 

@@ -32,6 +32,54 @@ fn run_becomes_the_program() {
     assert_eq!(out, "/a/b\n");
 }
 
+/// The limits in the environment of a program that `run` starts with these options, where `run` itself has inherited others.
+fn limits_of_a_program(options: &[&str]) -> Vec<String> {
+    let output = Command::new(&Artifacts::get().ctl)
+        .args(["run", "--library"])
+        .arg(&Artifacts::get().library)
+        .args(options)
+        .args(["--", "env"])
+        .env_remove("LD_PRELOAD")
+        .envs(INHERITED)
+        .output()
+        .expect("it runs");
+    let (code, out, error) = text(&output);
+    assert_eq!(code, Some(0), "{error}");
+    let mut limits: Vec<_> = out.lines().filter(|line| line.contains("_LIMIT")).map(str::to_owned).collect();
+    limits.sort();
+    limits
+}
+
+/// All forms of both limits, each larger than those that the test asks for.
+const INHERITED: [(&str, &str); 9] = [
+    ("CUDA_DEVICE_MEMORY_LIMIT", "16g"),
+    ("CUDA_DEVICE_MEMORY_LIMIT_0", "16g"),
+    ("CUDA_DEVICE_SM_LIMIT", "90"),
+    ("CUDA_DEVICE_SM_LIMIT_0", "90"),
+    ("NVSHARE_COMPUTE_LIMIT", "90"),
+    ("NVSHARE_COMPUTE_LIMIT_1", "90"),
+    ("NVSHARE_MEM_LIMIT", "16g"),
+    ("NVSHARE_MEM_LIMIT_0", "16g"),
+    ("NVSHARE_MEM_LIMIT_MB", "16384"),
+];
+
+#[test]
+fn a_limit_of_run_replaces_every_inherited_one() {
+    let all = INHERITED.map(|(name, value)| format!("{name}={value}"));
+    let those = |name: &str| all.iter().filter(|limit| limit.contains(name)).cloned().collect::<Vec<_>>();
+    let (memory, compute) = (those("_MEM"), [those("_SM_"), those("_COMPUTE_")].concat());
+    let sorted = |mut limits: Vec<String>, given: &str| {
+        limits.push(given.to_owned());
+        limits.sort();
+        limits
+    };
+    assert_eq!(limits_of_a_program(&[]), all);
+    let limited = limits_of_a_program(&["--limit", "8g"]);
+    assert_eq!(limited, sorted(compute, "NVSHARE_MEM_LIMIT=8589934592"));
+    let limited = limits_of_a_program(&["--compute-limit", "30"]);
+    assert_eq!(limited, sorted(memory, "NVSHARE_COMPUTE_LIMIT=30"));
+}
+
 #[test]
 fn a_program_that_cannot_be_run_has_the_usual_exit_codes() {
     let world = World::simulated(CARD);
