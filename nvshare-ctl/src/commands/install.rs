@@ -6,7 +6,7 @@
 use std::env;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -100,18 +100,28 @@ pub(crate) fn install(options: &Options) -> Done {
     }
     let is_first = !copies[0].to.exists();
     put_in_place(&copies)?;
-    let next = if is_first { first_steps(&options.prefix.join("bin")) } else { UPGRADED.to_owned() };
+    let next =
+        if is_first { first_steps(&options.prefix.join("bin"), is_root()?) } else { UPGRADED.to_owned() };
     print(&(list("installed", copies.iter().map(|copy| &copy.to)) + &next))
 }
 
 const UPGRADED: &str = "A running scheduler stays the old version until you restart it. Running programs keep the old library.\n";
 
-/// The steps after a first install into `programs`.
-fn first_steps(programs: &Path) -> String {
+fn is_root() -> Result<bool, String> {
+    fs::metadata("/proc/self").map(|own| own.uid() == 0).map_err(|error| format!("/proc/self: {error}"))
+}
+
+/// The steps after a first install into `programs`. Root's scheduler serves all users.
+fn first_steps(programs: &Path, is_root: bool) -> String {
     let places = env::var_os("PATH").unwrap_or_default();
     let is_found = env::split_paths(&places).any(|place| place == programs);
     let path = if is_found { String::new() } else { format!("export PATH={}:$PATH\n", programs.display()) };
-    format!("Next:\n{path}nvshare-scheduler &\nnvshare-ctl doctor\nnvshare-ctl run -- PROGRAM\n")
+    let scheduler = if is_root {
+        format!("sudo -b {}/nvshare-scheduler", programs.display())
+    } else {
+        "nvshare-scheduler &".to_owned()
+    };
+    format!("Next:\n{path}{scheduler}\nnvshare-ctl doctor\nnvshare-ctl run -- PROGRAM\n")
 }
 
 pub(crate) fn install_library(options: &LibraryOptions) -> Done {
@@ -188,4 +198,19 @@ fn explain(path: &Path, error: &io::Error) -> String {
         _ => "",
     };
     format!("{}: {error}{hint}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_scheduler_is_for_all_users_if_root_installs() {
+        let programs = Path::new("/opt/nvshare/bin");
+        let of_root = first_steps(programs, true);
+        assert!(of_root.contains("\nsudo -b /opt/nvshare/bin/nvshare-scheduler\n"), "{of_root}");
+        let of_a_user = first_steps(programs, false);
+        assert!(of_a_user.contains("\nnvshare-scheduler &\n"), "{of_a_user}");
+        assert!(of_a_user.contains("\nexport PATH=/opt/nvshare/bin:$PATH\n"), "{of_a_user}");
+    }
 }
