@@ -92,13 +92,18 @@ fn two_servers_start_though_each_takes_the_whole_gpu() {
 
 /// The workstation's script with the library of this build, for users that `id` knows by these numbers.
 fn workstation(world: &World) -> PathBuf {
+    workstation_with(world, &Artifacts::get().library)
+}
+
+/// The same with another library.
+fn workstation_with(world: &World, library: &Path) -> PathBuf {
     let names = "2001) echo anna ;; 2002) echo ben ;; 2003) echo chris ;; 2004) echo dora ;; *) echo ${NAME:-nobody} ;;";
     program(world, "id", &format!("#!/bin/sh\ncase $(/usr/bin/id -u) in {names} esac\n"));
     let text = fs::read_to_string(recipe("workstation/nvshare.sh")).expect("the recipe");
     let installed = "/usr/lib/nvshare/libnvshare.so";
     assert_eq!(text.matches(installed).count(), 1);
     let script = world.dir().join("nvshare.sh");
-    fs::write(&script, text.replace(installed, &Artifacts::get().library.to_string_lossy())).expect("a file");
+    fs::write(&script, text.replace(installed, &library.to_string_lossy())).expect("a file");
     script
 }
 
@@ -150,6 +155,28 @@ fn each_user_of_the_workstation_is_given_a_share() {
         let output = output.expect("a shell");
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), share, "{name}: {output:?}");
     }
+}
+
+#[test]
+fn a_login_without_the_library_is_as_before() {
+    let world = World::simulated(CARD);
+    let script = workstation_with(&world, Path::new("/no/such/libnvshare.so"));
+    let output = Command::new("sh")
+        .args(["-euc", &format!(". {}; env", script.display())])
+        .env("PATH", path(&world))
+        .env("NAME", "anna")
+        .env_remove("LD_PRELOAD")
+        .output()
+        .expect("a shell");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let set: Vec<_> = said
+        .lines()
+        .filter(|line| {
+            ["LD_PRELOAD=", "NVSHARE_MEM", "NVSHARE_RUN="].iter().any(|name| line.starts_with(name))
+        })
+        .collect();
+    assert!(output.status.success() && said.contains("PATH="), "{output:?}");
+    assert!(set.is_empty() && output.stderr.is_empty(), "{set:?} {output:?}");
 }
 
 #[test]
