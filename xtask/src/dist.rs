@@ -6,6 +6,7 @@ use std::process::Command;
 use nvshare_harness::Artifacts;
 
 use crate::papers;
+use crate::shipped::DOCUMENTS;
 
 /// The oldest glibc that a portable build runs with.
 const OLDEST_GLIBC: &str = "2.17";
@@ -50,8 +51,8 @@ pub(crate) fn run() -> Result<(), String> {
         let library = dist.join("lib/nvshare/libnvshare.so");
         call(Command::new("patchelf").args(["--remove-needed", LOADER]).arg(library))?;
     }
-    for paper in ["README.md", "LICENSE", "CHANGELOG.md", "docs/reference.md"] {
-        copy(&workspace.join(paper), &dist.join(paper))?;
+    for document in DOCUMENTS {
+        copy(&workspace.join(document), &dist.join(document))?;
     }
     papers::write(&dist)?;
     let name = format!("nvshare-{}-{}-linux", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
@@ -121,8 +122,15 @@ fn portable(workspace: &Path) -> Result<Option<Artifacts>, String> {
     }))
 }
 
+/// Copies a file, or a folder with all that is in it.
 fn copy(from: &Path, to: &Path) -> Result<(), String> {
     let describe = |error: std::io::Error| format!("{}: {error}", from.display());
+    if from.is_dir() {
+        return std::fs::read_dir(from).map_err(describe)?.try_for_each(|entry| {
+            let entry = entry.map_err(describe)?;
+            copy(&entry.path(), &to.join(entry.file_name()))
+        });
+    }
     std::fs::create_dir_all(to.parent().unwrap_or(to)).map_err(describe)?;
     std::fs::copy(from, to).map(|_| ()).map_err(describe)
 }

@@ -6,6 +6,7 @@ mod dist;
 mod image;
 mod package;
 mod papers;
+mod shipped;
 mod supervise;
 
 use std::process::ExitCode;

@@ -1,6 +1,9 @@
 //! The tree as a reader finds it: small files, comments of plain sentences, an ARCHITECTURE.md that names what is there, and
 //! documents whose links lead somewhere.
 
+#[path = "../src/shipped.rs"]
+mod shipped;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +16,7 @@ const MOST_LINES_OF_README: usize = 200;
 const LONGEST_CELL: usize = 200;
 /// A sentence of a document, or of a comment, has at most this many words.
 const MOST_WORDS: usize = 25;
-/// A walk through the code has so many steps at most.
+/// A walk through the code has at most this many steps.
 const MOST_STEPS: usize = 10;
 /// The walks of ARCHITECTURE.md, by their headings.
 const WALKS: [&str; 4] = ["### A launch", "### An allocation", "### A hand-over", "### `set-tq`"];
@@ -248,6 +251,41 @@ fn links_of_documents_lead_somewhere() {
 }
 
 #[test]
+fn documents_of_a_distribution_lead_to_each_other() {
+    let is_shipped = |path: &Path| shipped::DOCUMENTS.iter().any(|document| path.starts_with(document));
+    let read = |path: &Path| {
+        let there = root().join(path);
+        (is_shipped(path) && there.exists()).then(|| fs::read_to_string(there).unwrap_or_default())
+    };
+    let is_document = |path: &PathBuf| path.extension().is_some_and(|e| e == "md") && is_shipped(path);
+    let documents: Vec<_> = tree().into_iter().filter(is_document).collect();
+    assert!(documents.len() > 15, "only {documents:?} were found");
+    let broken: Vec<_> = documents.iter().flat_map(|path| broken_links(path, read)).collect();
+    assert!(broken.is_empty(), "\n{}", broken.join("\n"));
+    // The package has them as well, but for its licence, which is Debian's `copyright` there, and files that it installs in their places.
+    let package = fs::read_to_string(root().join("nvshare-scheduler/Cargo.toml")).unwrap();
+    for document in shipped::DOCUMENTS.iter().filter(|document| !["LICENSE", "packaging"].contains(document))
+    {
+        let all = if document.ends_with(".md") { "" } else { "/**/*.*" };
+        let asset = format!("[\"../dist/{document}{all}\", \"usr/share/doc/nvshare/");
+        assert!(package.contains(&asset), "the package has no {document}");
+    }
+}
+
+#[test]
+fn documents_name_the_compiler_that_is_needed() {
+    let workspace = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let version =
+        workspace.lines().find_map(|line| line.strip_prefix("rust-version = \"")?.strip_suffix('"'));
+    let named = format!("Rust {} or newer", version.expect("a version"));
+    for document in ["README.md", "CONTRIBUTING.md"] {
+        let text = fs::read_to_string(root().join(document)).unwrap();
+        let needs = text.matches("C compiler").count();
+        assert!(needs > 0 && text.matches(&named).count() == needs, "{document}: {named}");
+    }
+}
+
+#[test]
 fn a_broken_link_is_found() {
     let read = |path: &Path| {
         match path.to_str()? {
@@ -331,16 +369,13 @@ fn faults(document: &str) -> Vec<String> {
 fn documents_are_short_and_plain() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     assert!(readme.lines().count() <= MOST_LINES_OF_README, "README.md has {} lines", readme.lines().count());
-    // A generated page, and one whose table is held against the scheduler's.
-    let is_other = |path: &Path| path.ends_with("entry-points.md") || path.ends_with("metrics.md");
+    // A generated page and its beginning, and one whose table is held against the scheduler's.
+    let others = ["entry-points.md", "entry-points.head.md", "metrics.md"];
     let is_plain = |path: &PathBuf| {
-        let is_document = path.extension().is_some_and(|e| e == "md");
-        is_document
-            && !is_other(path)
-            && (path.starts_with("docs") || path.ends_with("CHANGELOG.md") || *path == Path::new("README.md"))
+        path.extension().is_some_and(|e| e == "md") && !others.iter().any(|other| path.ends_with(other))
     };
     let documents: Vec<_> = tree().into_iter().filter(is_plain).collect();
-    assert!(documents.len() > 12, "only {documents:?} were found");
+    assert!(documents.len() > 20, "only {documents:?} were found");
     let faults = documents.iter().flat_map(|path| {
         let faults = faults(&fs::read_to_string(root().join(path)).unwrap());
         faults.into_iter().map(move |fault| format!("{}: {fault}", path.display()))
