@@ -117,8 +117,8 @@ fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off(memory: 
     assert_eq!((moved.evicted_in_use, moved.faulted), (0, 0), "{moved:?}");
 }
 
-/// Has memory leave while a file holds up what becomes of that memory. The file goes when the eviction has found nothing to move, and some
-/// time in which one that does not wait would be over, which is far less than an eviction may wait. Returns the bytes that stay.
+/// Asks for an eviction while the file `held` holds up the guest. When the eviction has found nothing to move, waits for `WOULD_BE_OVER`, and
+/// removes the file. An eviction that does not wait would have ended by then. Returns the bytes that stay.
 fn evicts_beside(client: &mut PlayedScheduler, guest: &Running, held: &Path, room: Amount) -> u64 {
     const WOULD_BE_OVER: Duration = Duration::from_millis(500);
     client.say(&[SchedulerMessage::Evict(room)]);

@@ -37,6 +37,10 @@ const PAPERS: [&str; 19] = [
     "CHANGELOG.md",
 ];
 
+/// Commands that the administrators' socket alone takes.
+const FOR_ADMINISTRATORS: [&str; 10] =
+    ["set-tq", "set-limit", "set-weight", "set-priority", "pause", "resume", "on", "off", "reset", "watch"];
+
 /// HAMi's variables, in the order of the alphabet.
 const HAMI: [&str; 6] = [
     "CUDA_DEVICE_MEMORY_LIMIT",
@@ -191,6 +195,33 @@ fn commands_are_in_blocks_that_say_so() {
             }
         }
     }
+}
+
+#[test]
+fn commands_that_need_rights_are_given_by_somebody_who_has_them() {
+    let (mut wrong, mut looked) = (Vec::new(), 0);
+    for block in PAPERS.iter().flat_map(|paper| blocks(paper)) {
+        // A user may do all to a scheduler of their own.
+        if block.text.contains("nvshare-scheduler --") {
+            continue;
+        }
+        for line in block.text.lines() {
+            let words: Vec<_> = line.split_whitespace().collect();
+            // The first word has none before it.
+            for three in [&[""][..], &words].concat().windows(3) {
+                let &[before, "nvshare-ctl", command] = three else { continue };
+                if FOR_ADMINISTRATORS.contains(&command) {
+                    looked += 1;
+                    // `sudo`, or behind the `--` of `kubectl exec`.
+                    if !["sudo", "--"].contains(&before) {
+                        wrong.push(format!("{}: {line}", block.place));
+                    }
+                }
+            }
+        }
+    }
+    assert!(looked >= 15, "{looked} commands");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// All sources, with texts that continue in the next line joined.
