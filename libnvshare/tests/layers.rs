@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the lowest to the highest. What is at the root, the list of entry points, belongs to all.
+/// From the lowest to the highest. The list of entry points, at the root, belongs to all.
 const LAYERS: [&str; 7] = ["process", "driver", "work", "memory", "session", "lookup", "hooks"];
 
 /// The layers of the scheduler's core, from the lowest to the highest, and the file in which all of them meet.
@@ -155,7 +155,7 @@ fn is_crate(layer: &str) -> bool {
     CRATES.iter().any(|(name, _)| *name == layer)
 }
 
-/// What a module belongs to; `None`: the root.
+/// The unit that a module belongs to; `None`: the root.
 fn unit(module: &[String], files: &BTreeSet<Vec<String>>) -> Option<Unit> {
     let layer = module.first()?.clone();
     (LAYERS.contains(&layer.as_str()) || is_crate(&layer)).then_some(())?;

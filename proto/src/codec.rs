@@ -5,12 +5,12 @@
 //! one is refused before anything is read into memory. The version comes before the message, so that each end
 //! can name the other's version even when it cannot read its messages.
 //!
-//! Each end speaks [`VERSION`] and the versions down to [`OLDEST`]. Who connects begins with the newest. The scheduler answers a
+//! Each end speaks [`VERSION`] and the versions down to [`OLDEST`]. The end that connects begins with the newest. The scheduler answers a
 //! connection in the version of its first frame. One that is too new for it, it refuses, in its own version; then the other end connects
 //! again and speaks that, if it can.
 //!
 //! So the bytes of a message stay what they are. A message that changes is a new one, behind the others of its enum, and VERSION is one
-//! higher; [`Message::since`] says so, and no older end is sent it. Who has to know its answer looks at the other end's version.
+//! higher; [`Message::since`] says so, and no older end is sent it. An end that has to know its answer looks at the other end's version.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -162,7 +162,7 @@ impl<In, Out> Frames<In, Out> {
         self.version.unwrap_or(VERSION)
     }
 
-    /// Refuses frames of more than so many bytes from now on: what is there of a frame that is not complete takes memory.
+    /// Refuses frames of more than `longest` bytes from now on: the part of an incomplete frame that has come takes memory.
     pub fn accept_at_most(&mut self, longest: usize) {
         self.longest = longest;
     }

@@ -9,14 +9,14 @@ pub const SEGMENT: u64 = 256 * MIB;
 /// The largest number of segments in one frame. A process takes no more descriptors at a time.
 pub const MOST_SEGMENTS: usize = 4;
 
-/// What a scheduler hands out of the host's memory, as `status` shows it, in bytes.
+/// The host memory that a scheduler hands out, as `status` shows it, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostStatus {
-    /// What all clients together may have.
+    /// The most for all clients together.
     pub budget: u64,
-    /// What a tenant may have.
+    /// The most for one tenant.
     pub each: u64,
-    /// What clients have, and what is not free yet since they gave it back.
+    /// Memory that clients have, and that is not free yet since they gave it back.
     pub used: u64,
 }
 

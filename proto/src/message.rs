@@ -49,8 +49,8 @@ impl Message for Reply {
     }
 }
 
-/// Memory that leaves a card is reported in pieces of about so many bytes, and room to restore into is given in pieces of at
-/// least so many. The memory that comes is one piece behind the memory that leaves: 1.3 ms at 50 GiB/s, where messages and
+/// Memory that leaves a card is reported in pieces of about this many bytes, and room to restore into is given in pieces of at
+/// least this many. The memory that comes is one piece behind the memory that leaves: 1.3 ms at 50 GiB/s, where messages and
 /// decisions about a piece take some tens of microseconds.
 pub const ROOM_PIECE: u64 = 64 * MIB;
 

@@ -63,7 +63,7 @@ pub struct GpuStatus {
     pub slices: bool,
     /// They do so because it was measured that they get more done by turns.
     pub by_measure: bool,
-    /// What the clients get done side by side, in thousandths of what they get done by turns, as last measured; 0: not measured.
+    /// The clients' throughput side by side, in thousandths of that by turns, as last measured; 0: not measured.
     pub side_by_side: u32,
 }
 

@@ -332,7 +332,7 @@ proptest! {
         frame.extend_from_slice(&nvshare_proto::VERSION.to_le_bytes());
         frame.extend_from_slice(&bytes);
         if let Ok(Some((used, request))) = decode::<Request>(&frame) {
-            // What can be read is written the same.
+            // A frame that can be read is written the same.
             prop_assert_eq!(used, frame.len());
             prop_assert_eq!(encode(&request).unwrap(), frame);
         }

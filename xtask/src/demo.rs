@@ -70,7 +70,7 @@ impl Way {
         }
     }
 
-    /// What the programs' environment says of it.
+    /// The variables by which the programs are told.
     fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::InBulk => &[("NVSHARE_MEMORY", "managed")],

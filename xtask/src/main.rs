@@ -32,7 +32,7 @@ enum Task {
         /// See random programs notice, and print at which seed they do: for the rules that name a defect of theirs
         #[arg(long)]
         storm: bool,
-        /// So many seeds at most, each
+        /// Seeds to try at most, for each rule
         #[arg(long, default_value_t = 2000, requires = "storm")]
         seeds: u64,
     },

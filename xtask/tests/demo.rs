@@ -34,7 +34,7 @@ fn folder(name: &str) -> PathBuf {
 
 #[test]
 fn nothing_is_left_of_a_demonstration_that_was_interrupted() {
-    // What it would build is built, so that it does not wait for this program's cargo.
+    // The parts that it would build are built, so that it does not wait for this program's cargo.
     Artifacts::get();
     for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
         let folder = folder(&signal.to_string());

@@ -23,6 +23,10 @@ const WALKS: [&str; 4] = ["### A launch", "### An allocation", "### A hand-over"
 
 /// Folders whose comments are as plain as documents.
 const PLAIN: [&str; 2] = ["libnvshare/src", "libnvshare/client/src"];
+/// Folders whose comments tell subjects and numbers, though a sentence may be long.
+const TOLD: [&str; 6] = ["libnvshare", "nvshare-admin", "nvshare-ctl", "proto", "tests", "xtask"];
+
+const LONG: &str = "a long sentence";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -68,7 +72,7 @@ fn meant<'a>(path: &str, tree: &'a [PathBuf]) -> Vec<&'a PathBuf> {
     tree.iter().filter(|known| known.ends_with(path.trim_end_matches('/'))).collect()
 }
 
-/// What a document names and the tree does not have, with the lines.
+/// Names of a document that the tree does not have, with the lines.
 fn missing(document: &str, tree: &[PathBuf], read: impl Fn(&Path) -> String) -> Vec<String> {
     let mut missing = Vec::new();
     let mut is_picture = false;
@@ -344,7 +348,13 @@ fn split_sentences(text: &str) -> Vec<String> {
     sentences
 }
 
-/// What is wrong with the prose of a document, as far as it can be counted.
+/// Whether a sentence says `so many` or `so long` in place of a number, and not `so long as`.
+fn has_a_number_that_is_not_told(sentence: &str) -> bool {
+    let sentence = sentence.to_lowercase();
+    sentence.contains("so many") || sentence.split("so long").skip(1).any(|then| !then.starts_with(" as "))
+}
+
+/// Faults in the prose of a document, as far as they can be counted.
 fn faults(document: &str) -> Vec<String> {
     let rows = prose(document).filter(|line| line.starts_with('|'));
     let cells = rows.flat_map(|row| row.split('|').map(str::trim));
@@ -355,10 +365,10 @@ fn faults(document: &str) -> Vec<String> {
         let has_subject =
             !["Who ", "What ", "Whoever ", "Whatever "].iter().any(|word| sentence.starts_with(word));
         if words.count() > MOST_WORDS {
-            faults.push(format!("a long sentence: {sentence}"));
+            faults.push(format!("{LONG}: {sentence}"));
         } else if !has_subject && !sentence.ends_with('?') {
             faults.push(format!("a subject that asks: {sentence}"));
-        } else if sentence.contains("so many ") {
+        } else if has_a_number_that_is_not_told(&sentence) {
             faults.push(format!("a number that is not told: {sentence}"));
         }
     }
@@ -394,17 +404,17 @@ fn comments(source: &str) -> String {
 }
 
 #[test]
-fn comments_of_the_library_are_plain() {
+fn comments_are_plain() {
     let source = "/// What waits\n/// goes on. It waits.\nfn waits() {}\n    // It has so many words.";
     assert_eq!(faults(&comments(source)).len(), 2);
-    let is_plain = |path: &PathBuf| {
-        path.extension().is_some_and(|e| e == "rs") && PLAIN.iter().any(|folder| path.starts_with(folder))
-    };
-    let sources: Vec<_> = tree().into_iter().filter(is_plain).collect();
-    assert!(sources.len() > 100, "only {} sources were found", sources.len());
+    let is_in = |path: &Path, folders: &[&str]| folders.iter().any(|folder| path.starts_with(folder));
+    let is_source = |path: &PathBuf| path.extension().is_some_and(|e| e == "rs") && is_in(path, &TOLD);
+    let sources: Vec<_> = tree().into_iter().filter(is_source).collect();
+    assert!(sources.len() > 300, "only {} sources were found", sources.len());
     let faults = sources.iter().flat_map(|path| {
-        let faults = faults(&comments(&fs::read_to_string(root().join(path)).unwrap()));
-        faults.into_iter().map(move |fault| format!("{}: {fault}", path.display()))
+        let faults = faults(&comments(&fs::read_to_string(root().join(path)).unwrap())).into_iter();
+        let counts = |fault: &String| is_in(path, &PLAIN) || !fault.starts_with(LONG);
+        faults.filter(counts).map(move |fault| format!("{}: {fault}", path.display()))
     });
     let faults: Vec<_> = faults.collect();
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
@@ -427,5 +437,8 @@ fn prose_that_is_long_or_asks_is_found() {
     assert_eq!(of(&format!("```\n{}\n```", words(26))), nothing);
     assert_eq!(of(&format!("| {} |", "x".repeat(201))), ["a long cell"]);
     assert_eq!(of("It is. Who asks waits. Who asks?"), ["a subject that asks"]);
-    assert_eq!(of("It has so many lines."), ["a number that is not told"]);
+    for untold in ["It has so many lines.", "So many lines.", "It waits for so long.", "Parts of so many."] {
+        assert_eq!(of(untold), ["a number that is not told"], "{untold}");
+    }
+    assert_eq!(of("It waits so long as it can."), nothing);
 }

@@ -25,7 +25,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![5 => sizes.prop_map(Step::Allocate), 4 => any::<usize>().prop_map(Step::Free)]
 }
 
-/// What a library does with the slabs: it adds one where none has a hole, and ends those that become empty.
+/// The slabs as a library uses them: it adds one where none has a hole, and ends those that become empty.
 #[derive(Debug, Default)]
 struct World {
     slabs: Slabs,

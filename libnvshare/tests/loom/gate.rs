@@ -111,7 +111,7 @@ impl Gate {
         }
     }
 
-    /// What a launch does: `gate::enter`, the driver's call, `gate::leave`.
+    /// A launch: `gate::enter`, the driver's call, `gate::leave`.
     fn launch(&self) {
         assert!(self.marks.is_outside());
         self.marks.step_in(&self.fence);
@@ -121,7 +121,7 @@ impl Gate {
         self.marks.step_out();
     }
 
-    /// What the session does: `gate::close`, `gate::nobody_inside`. True: nothing is submitted from now on, and what was
+    /// The session's part: `gate::close`, `gate::nobody_inside`. True: nothing is submitted from now on, and what was
     /// is known.
     fn close(&self) -> bool {
         CLOSES.with(|closes| closes.set(true));

@@ -13,7 +13,7 @@ use nvshare_proto::paths::{self, SYSTEM_SOCKET};
 use crate::library::{self, Library};
 use crate::output::{Done, print};
 
-/// What is done with the description.
+/// The use of the description.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Action {
     /// It is printed, for /etc/cdi/nvshare.json

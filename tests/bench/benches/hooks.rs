@@ -1,4 +1,4 @@
-//! What the hooks add to a call, over a driver that does nothing: `cargo bench -p nvshare-bench`.
+//! The time that the hooks add to a call, over a driver that does nothing: `cargo bench -p nvshare-bench`.
 //!
 //! The program starts itself again with the library preloaded and the stub as its driver. Each row `…/direct`
 //! calls the stub, `…/hooked` the same through the library, in the same process. The gate is open: there is no
@@ -88,7 +88,7 @@ fn streams(first: usize, count: usize) -> Vec<usize> {
     (0..count).map(|i| 0x55_5555_0000 + (first + i) * 0x2d0).collect()
 }
 
-/// How long it takes until each of several threads has made so many launches, on streams of its own in turn.
+/// How long it takes until each of several threads has made `count` launches, on streams of its own in turn.
 fn together(threads: usize, streams_each: usize, count: u64, function: Launch) -> Duration {
     let barrier = &Barrier::new(threads + 1);
     std::thread::scope(|scope| {

@@ -111,7 +111,7 @@ impl Driver {
         if address.is_null() { Err(CudaError(NOT_FOUND, name)) } else { Ok(address as usize) }
     }
 
-    /// Launches a kernel with the parameters of [`Words`], in `blocks` of so many threads each.
+    /// Launches a kernel with the parameters of [`Words`], in `blocks` blocks of `threads` threads each.
     ///
     /// # Errors
     /// The driver's.
@@ -142,7 +142,7 @@ pub struct Words {
     pub address: u64,
     /// How many there are.
     pub words: u64,
-    /// What is added to each, or written to it.
+    /// The value that is added to each, or written to it.
     pub value: u32,
     /// How long the kernel takes at the least, in microseconds.
     pub micros: u32,

@@ -195,7 +195,7 @@ fn programs_whose_memory_cannot_leave_run_one_after_the_other() {
         assert!(first.lives() && second.lives(), "{} {}", first.log(), second.log());
         first.log().contains("stays on the card")
     });
-    // What fits beside it runs, and it runs itself.
+    // Programs that fit beside it run, and it runs itself.
     start("small", "--memory 128MiB --block 128MiB --steps 5").start().finish().intact();
     let turns = |status: &nvshare_harness::Status| status.client(first.pid()).counters.gated;
     let before = turns(&Scheduler::status(&world));
@@ -223,7 +223,7 @@ fn memory_of_a_broken_context_stays_and_is_tried_once() {
     Scheduler::until(&world, "all of it counts as immovable", |status| {
         status.find(broken.pid()).is_some_and(|client| client.usage.iter().any(|u| u.immovable == 600 * MIB))
     });
-    // What fits beside it runs.
+    // A program that fits beside it runs.
     let small = Program::workload(&world, "small", "--memory 128MiB --block 64MiB --steps 5");
     small.start().finish().intact();
     // And the other one when the memory is free.

@@ -66,7 +66,7 @@ impl Turns {
         Scheduler::until(&self.world, what, |_| is_so(&self.jobs[0].log()) || !self.jobs[0].lives());
     }
 
-    /// Waits for so many turns from now on.
+    /// Waits for `more` turns from now on.
     fn turns(&self, more: u64) {
         let [job, other] = &self.jobs;
         let so_far = Scheduler::status(&self.world).client(job.pid()).counters.hand_overs;
@@ -102,7 +102,7 @@ fn zeros_are_not_copied_and_stay_zeros() {
     let [job, other] = turns.end();
     job.intact();
     other.intact();
-    // What is looked at is all that leaves: not a MiB of it is zero but those of 8 allocations.
+    // All memory that leaves is looked at: not a MiB of it is zero but those of 8 allocations.
     assert!(
         left_out(&job.log[set_up[0]..]).iter().all(|&(zeros, _)| zeros <= 512),
         "{:?}",
@@ -118,7 +118,7 @@ fn memory_that_has_not_changed_is_copied_once() {
     let turns = Turns::begin(&[], "--still 8");
     turns.until_logged("unchanged memory is left out", |log| in_all(log).1 >= 512);
     turns.turns(2);
-    // What the host has a copy of is not copied out; back it is.
+    // Memory of which the host has a copy is not copied out; back it is.
     turns.until_counted(|[job, _]| {
         job.evicted.saturating_sub(job.copied_out) >= 512 * MIB && job.copied_in > 512 * MIB
     });
@@ -263,7 +263,7 @@ fn full_of_copies(world: &World, settings: &[(&str, &str)]) -> Running {
     job
 }
 
-/// What the program gets leaves, though the host is full of copies.
+/// The program's new memory leaves, though the host is full of copies.
 fn copies_give_way(world: &World, options: &[&str], settings: &[(&str, &str)]) {
     let _scheduler = Scheduler::start(world, &[&["--gpu-memory", "1GiB", "--tq", "0.1"], options].concat());
     let job = full_of_copies(world, settings);

@@ -64,7 +64,7 @@ const TELL: Duration = Duration::from_secs(20);
 /// Most that a card takes on the disk: its memory, what of it is on the host, and logs.
 const DISK_OF_CARD: u64 = 256 * MIB;
 
-/// Waits for so many hand-overs; however long they take, they have to go on, and take no more of the disk than they did.
+/// Waits for `wanted` hand-overs; however long they take, they have to go on, and take no more of the disk than they did.
 fn until_hand_overs(world: &World, jobs: &[Running], wanted: u64, cards: u64) -> Status {
     let begin = Instant::now();
     let (mut seen, mut since, mut told) = (0, begin, begin);

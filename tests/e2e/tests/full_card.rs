@@ -6,7 +6,7 @@ use nvshare_proto::units::{GIB, MIB};
 use nvshare_proto::{Amount, ClientMessage, Epoch, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_KEEPS_PAGES", "1")];
-/// What the program has beside which managed memory is given up: 24 chunks. The card has 256 MiB that nobody has given up.
+/// Memory of the program beside which managed memory is given up: 24 chunks. The card has 256 MiB that nobody has given up.
 const BYTES: u64 = 768 * MIB;
 
 /// A program without nvshare that has managed memory and gives it up.

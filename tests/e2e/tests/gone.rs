@@ -8,7 +8,7 @@ use nvshare_harness::{Finished, PlayedScheduler, Program, Running, Scheduler, Wo
 use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage, Usage};
 
 const CARD: [(&str, &str); 2] = [("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
-/// What the guest has on each card.
+/// Memory of the guest on each card, in bytes.
 const BYTES: u64 = 16 << 20;
 
 nvshare_harness::with_both_memories! {
@@ -16,7 +16,7 @@ nvshare_harness::with_both_memories! {
     an_allocation_waits_for_a_scheduler_that_is_away
 }
 
-/// A guest on so many cards, and the scheduler that the test plays for it.
+/// A guest on some cards, and the scheduler that the test plays for it.
 struct Played {
     world: World,
     guest: Running,
@@ -134,7 +134,7 @@ impl Played {
     }
 }
 
-/// What the guest said that calls on the first card answered.
+/// The answers of calls on the first card, by the guest's own lines.
 fn answers(finished: &Finished) -> Vec<(&str, &str)> {
     let lines = finished.out.lines().filter_map(|line| line.split_once(' '));
     lines.filter(|(what, _)| !["ask", "over", "other"].contains(what)).collect()
@@ -213,7 +213,7 @@ fn work_goes_on_beside_a_lost_card() {
 fn memory_leaves_after_a_restore_that_a_scheduler_has_ended() {
     let (mut played, listener) = Played::start("swap", 2);
     played.evict();
-    // There is no scheduler for so long that the program runs alone.
+    // There is no scheduler until the program runs alone.
     drop(listener);
     std::fs::remove_file(played.world.socket()).expect("a socket");
     let Played { world, guest, client, usage, grants } = played;

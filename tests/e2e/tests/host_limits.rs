@@ -42,7 +42,7 @@ fn more_leaves_than_the_limit_of_a_control_group_allows() {
     }
 }
 
-/// A program that has used its descriptors but for so many.
+/// A program that has used all of its descriptors but `left`.
 fn few_descriptors(world: &World, left: &str) -> Program {
     let line = format!("ulimit -n 256; exec {}", nvshare_harness::guest("few_descriptors", false).display());
     let mut command = Command::new("sh");
@@ -81,7 +81,7 @@ fn without_a_free_descriptor_a_program_uses_memory_of_its_own() {
     assert!(matches!(counts[..], [all, "of", none] if all == none), "{log}");
 }
 
-/// Memory of so many bytes, which may be sealed against growing, and another descriptor of it.
+/// Memory of `bytes` bytes, which may be sealed against growing, and another descriptor of it.
 fn segment_with(number: u64, bytes: u64, seals: i32) -> (HostSegment, OwnedFd, File) {
     // SAFETY: a name, and plain numbers; the descriptor is new.
     let file = unsafe {
@@ -104,7 +104,7 @@ fn open_files(of: &Running) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", of.pid())).expect("a process").count()
 }
 
-/// All memory of a program with so many free descriptors leaves, and its question for memory of the host is answered by a frame of these
+/// All memory of a program with `left` free descriptors leaves, and its question for memory of the host is answered by a frame of these
 /// segments. `then` gets the program, what it has given back by then, and how many descriptors it had open before.
 fn all_leaves(
     left: &str,

@@ -143,7 +143,7 @@ fn what_a_killed_client_had_is_free_again() {
     drop(one);
 }
 
-/// What the scheduler says of the first program that asks for memory of the host. Each has a granule that is for none of its memory.
+/// The scheduler's line about the first program that asks for memory of the host. Each has a granule that is for none of its memory.
 fn first_question(scheduler: &Scheduler) -> Option<String> {
     let asks = |line: &&str| line.contains(" asks for ") && !line.contains(" asks for 2.0 MiB ");
     scheduler.log().lines().find(asks).map(str::to_owned)

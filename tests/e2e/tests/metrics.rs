@@ -97,7 +97,7 @@ fn readers_that_do_not_read_are_in_nobodys_way() {
     drop(silent);
 }
 
-/// Whoever can reach the address can connect to it and say nothing, or ask for metrics and read nothing. A probe that is not
+/// Anybody who can reach the address can connect to it and say nothing, or ask for metrics and read nothing. A probe that is not
 /// answered ends the scheduler.
 #[test]
 fn connections_that_say_or_read_nothing_close_no_probe() {

@@ -197,7 +197,7 @@ fn with_work(world: &World, argument: &str, variables: &[(&str, &str)]) -> (Runn
 /// A client that is asked for the lock keeps it, since its work does not end. The answer shows that the library has waited for that work,
 /// and so is the same on a machine of any speed.
 fn keeps_the_lock(client: &mut PlayedScheduler, epoch: Epoch) {
-    // So long the library waits for work that makes no progress, before it says so.
+    // The library waits this long for work that makes no progress, before it says so.
     const PATIENCE_MS: u32 = 3000;
     client.say(&[drop_lock(epoch, PATIENCE_MS)]);
     let keeps = client.until(|m| match m {

@@ -6,7 +6,7 @@ use nvshare_proto::{Amount, ClientMessage, Epoch, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
-/// What the guest has.
+/// Memory of the guest, in bytes.
 const BYTES: u64 = 16 << 20;
 
 /// The lines that say what calls came to.
@@ -25,7 +25,7 @@ fn is_question(line: &str) -> bool {
     ["cuPointerGetAttribute", "cuMemGetAddressRange", "cuMemGetAccess"].iter().any(|call| line.contains(call))
 }
 
-/// What the guest said last.
+/// The guest's last line.
 fn last(out: &str) -> &str {
     out.lines().last().unwrap_or_default()
 }

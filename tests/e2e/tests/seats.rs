@@ -82,7 +82,7 @@ fn memory(bytes: u64) -> Given {
     Given { memory: Some(bytes), ..Given::default() }
 }
 
-/// What a scheduler answers to frames, until it says nothing more or a whole answer is there.
+/// A scheduler's answers to frames, until it says nothing more or a whole answer is there.
 fn say(stream: &mut UnixStream, requests: &[Request]) -> Vec<Reply> {
     stream.set_read_timeout(Some(patience())).expect("a time");
     for request in requests {
@@ -112,7 +112,7 @@ pub(crate) fn ask(socket: &Path, request: AdminRequest) -> Vec<Reply> {
     say(&mut UnixStream::connect(socket).expect("it serves"), &[Request::Admin(request)])
 }
 
-/// What an administrator's request has done.
+/// The answer to an administrator's request that was obeyed.
 pub(crate) fn done(world: &World, request: AdminRequest) -> String {
     match ask(&world.admin_socket(), request).pop() {
         Some(Reply::Admin(AdminReply::Done { text })) => text,
@@ -277,7 +277,7 @@ fn limits_of_a_seat_change_while_its_programs_run_and_cut_nothing() {
     has(&frugal, 256 * MIB, 70, None);
     make(&world, &seat(0, 0, Given::default()));
     has(&job, 0, 100, None);
-    // What an administrator gives to a client stands above its seat.
+    // An administrator's limit of a client stands above its seat.
     make(&world, &seat(0, 0, given));
     let client = Scheduler::status(&world).client(job.pid()).client;
     let given = Given { weight: Some(300), ..memory(896 * MIB) };
@@ -468,7 +468,7 @@ fn a_folder_that_is_removed_comes_back() {
         });
         assert_eq!(places.limits(name), limits);
     }
-    // Who asks for it again does not wait for the next look.
+    // A plugin that asks for it again does not wait for the next look.
     std::fs::remove_dir_all(&places.seats).expect("gone");
     make(&world, &seat(0, 0, memory(512 * MIB)));
     assert_eq!(places.limits(name), limits);

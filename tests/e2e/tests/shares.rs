@@ -88,7 +88,7 @@ fn ahead_of_card() -> u64 {
 fn assert_held_to(world: &World, job: &Running, limit: f64, after: u64) {
     const TURNS: usize = 17;
     const IN_A_ROW: usize = 5;
-    /// What one turn's credit is of the time of all turns, several times over.
+    /// The part of one turn's credit in the time of all turns, several times over.
     const BY: f64 = 0.05;
     let mut had = Vec::new();
     wait_until("it has had many turns", || {

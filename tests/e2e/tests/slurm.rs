@@ -126,7 +126,7 @@ fn script(world: &World, name: &str, variables: &[(&str, &str)], tres: &str, nod
     command.envs(variables.iter().copied()).output().expect("the script runs")
 }
 
-/// What a task gets from its prolog.
+/// The lines that a task gets from its prolog.
 fn exports(variables: &[(&str, &str)]) -> Vec<String> {
     let output = script(&World::simulated(CARD), "task-prolog", variables, "", "");
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");

@@ -9,7 +9,7 @@ use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage};
 /// Clients believe that they may fill 896 MiB together: there is no NVML.
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
-/// A client with so many MiB, which has begun to allocate.
+/// A client with `mib` MiB, which has begun to allocate.
 fn client(world: &World, name: &str, mib: u64) -> Running {
     let args = format!("--memory {mib}MiB --block 32MiB --kernel-us 500 --full-check");
     let job = Program::workload(world, name, &args).until_told().start();
@@ -66,11 +66,11 @@ fn memory_that_the_driver_has_no_room_for_comes_back_when_others_leave() {
     }
 }
 
-/// What a client has that a scheduler of the test's has made leave, and what it is given when it comes back: far more, and the driver has
-/// nothing of it for the last of the client's memory.
+/// Memory of a client that a scheduler of the test's has made leave, and the room that it is given when it comes back. That is far more, and
+/// the driver has nothing of it for the last of the client's memory.
 const BYTES: u64 = 768 * MIB;
 const FAR_MORE: u64 = 64 * GIB;
-/// After so many turns a client tries lost room again.
+/// After this many turns a client tries lost room again.
 const TURNS_WITHOUT: u64 = 16;
 
 fn epoch(counter: u64) -> Epoch {

@@ -27,7 +27,7 @@ nvshare_harness::with_both_memories! {
     second_context
 }
 
-/// A guest and a neighbour that do not fit together take so many turns each, and both succeed. Returns the bytes that
+/// A guest and a neighbour that do not fit together take `turns` turns each, and both succeed. Returns the bytes that
 /// moved.
 fn in_turns(memory: &str, name: &str, settings: &[(&str, &str)], turns: u64) -> Moved {
     let world = World::with_memory(memory, CARD);

@@ -1,5 +1,5 @@
-//! Programs that fit run side by side or take turns, as measured: what they have done reaches the scheduler, and they come to take turns. What
-//! is decided of which rates is a matter of virtual time (`nvshare-scheduler/core/tests/core/together.rs`).
+//! Programs that fit run side by side or take turns, as measured: what they have done reaches the scheduler, and they come to take turns. Which
+//! rates lead to which decision is a matter of virtual time (`nvshare-scheduler/core/tests/core/together.rs`).
 
 use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::{Amount, ClientMessage, Epoch, SchedulerMessage};
@@ -20,7 +20,7 @@ fn programs_that_fill_the_card_come_to_take_turns() {
     world.stop_intact(programs);
 }
 
-/// What a program has done is asked while it launches far ahead: the answer waits for the work that was submitted, and counts no more.
+/// A program is asked for its work while it launches far ahead: the answer waits for the work that was submitted, and counts no more.
 #[test]
 fn a_program_says_what_is_complete_and_not_what_it_has_launched() {
     let world = World::simulated(&[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")]);

@@ -18,9 +18,9 @@ use crate::{Program, Running, World, patience};
 #[derive(Debug)]
 pub struct PlayedScheduler {
     stream: Arc<Mutex<UnixStream>>,
-    /// What the client says. A thread listens, so that a ping is answered at once, whatever the test is doing.
+    /// The client's messages. A thread listens, so that a ping is answered at once, whatever the test is doing.
     heard: Receiver<Request>,
-    /// What the client gets that asks for memory of the host, in one frame.
+    /// Memory of the host for a client that asks, in one frame.
     segments: Vec<(HostSegment, OwnedFd)>,
 }
 
@@ -115,7 +115,7 @@ impl PlayedScheduler {
         self.segments = segments;
     }
 
-    /// Waits for a message, and passes over others. Who asks for memory of the host hears that there is none, but for what is to be
+    /// Waits for a message, and passes over others. A client that asks for memory of the host hears that there is none, but for what is to be
     /// [handed out](Self::hand_out).
     ///
     /// # Panics

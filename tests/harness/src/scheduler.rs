@@ -160,7 +160,7 @@ impl Scheduler {
         serde_json::from_slice(&output.stdout).expect("status is JSON")
     }
 
-    /// Waits until programs have taken so many turns each, or until one of them has ended: its own check then says why.
+    /// Waits until programs have taken `turns` turns each, or until one of them has ended: its own check then says why.
     ///
     /// # Panics
     /// When they take none.

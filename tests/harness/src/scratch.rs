@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// The file of a world's simulated cards.
 const CARDS: &str = "world";
-/// Logs of tests that failed are kept for so long.
+/// Logs of tests that failed are kept for this long.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// Removes what tests of processes that are gone have left: the cards at once, logs after a day.

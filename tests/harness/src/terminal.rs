@@ -16,7 +16,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a program whose standard streams are a terminal of so many lines and columns. Other variables about colours
+    /// Starts a program whose standard streams are a terminal of `lines` and `columns`. Other variables about colours
     /// in the environment of the tests are not passed on: some libraries assume colours on any terminal under `CI`.
     ///
     /// # Panics

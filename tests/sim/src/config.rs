@@ -49,7 +49,7 @@ pub(crate) struct Config {
     pub(crate) reuse_handles: bool,
     /// Microseconds that each call with a stream takes before it looks at the handle.
     pub(crate) entry_us: u64,
-    /// One in so many events of a context fails: out of memory. 0: none fails.
+    /// N: each N-th event of a context fails: out of memory. 0: none fails.
     pub(crate) context_events_fail: u64,
     /// Bytes that a process may page-lock.
     pub(crate) most_locked: u64,
@@ -57,13 +57,13 @@ pub(crate) struct Config {
     pub(crate) locks_shared: bool,
     /// Bytes that a process may page-lock of memory that no other can map.
     pub(crate) most_private: u64,
-    /// What the card says wrongly of pieces that nvshare's kernel looks at.
+    /// The wrong answer of the card about pieces that nvshare's kernel looks at.
     pub(crate) lie: Option<Lie>,
     /// The driver compiles no PTX that has this entry.
     pub(crate) refused_ptx: Option<String>,
     /// How many times as long a kernel takes while kernels of another process run on the card between its own.
     pub(crate) slicing: f64,
-    /// One in so many allocations on a card takes this long; 0: none does.
+    /// N and a time: each N-th allocation on a card takes this long; 0: none does.
     pub(crate) slow_allocations: (u64, Duration),
     /// Calls of a kind wait for as long as this file is there; one that waits makes a file of that name with the ending `waits`.
     pub(crate) held: Option<(Held, PathBuf)>,
@@ -94,7 +94,7 @@ pub(crate) enum Held {
     Unregister,
 }
 
-/// What a card may say wrongly of pieces of memory.
+/// A wrong answer of a card about pieces of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lie {
     /// Every other piece is all zero.

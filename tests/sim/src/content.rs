@@ -20,7 +20,7 @@ pub(crate) const NAME: &str = "nvshare_content";
 /// Pieces of the launch by which nvshare tries the kernel. No look is as small where a program has three granules or more.
 const TRIED: u32 = 2;
 
-/// The kernel is about to look at so many pieces.
+/// The kernel is about to look at `pieces` pieces.
 pub(crate) fn begins(pieces: u32) {
     let Ok(p) = process::get() else { return };
     if pieces != TRIED {
@@ -28,7 +28,7 @@ pub(crate) fn begins(pieces: u32) {
     }
 }
 
-/// What the kernel writes of a piece.
+/// The kernel's result for a piece.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Written {
@@ -37,7 +37,7 @@ struct Written {
     unused: u32,
 }
 
-/// What a launch names.
+/// The parameters of a launch.
 #[derive(Debug, Clone, Copy)]
 struct Launch {
     pieces: *const u64,
@@ -53,7 +53,7 @@ unsafe impl Send for Launch {}
 // SAFETY: as above.
 unsafe impl Sync for Launch {}
 
-/// The work of a launch of so many blocks.
+/// The work of a launch of `blocks` blocks.
 ///
 /// # Safety
 /// `params` is null or what the kernel takes.
@@ -92,7 +92,7 @@ fn run(p: &Process, launch: Launch) {
     }
 }
 
-/// What is in a piece of a card's memory, or of the host's.
+/// Looks at a piece of a card's memory, or of the host's.
 fn see(p: &Process, address: u64, bytes: usize, keys: &Keys) -> Option<Seen> {
     let is_host = p.tables().is_host(address as usize, bytes);
     if is_host {

@@ -27,7 +27,7 @@ pub(crate) struct Allocation {
     pub(crate) attributes: Attributes,
 }
 
-/// What a program asks of an allocation, or sets, by a pointer into it.
+/// Attributes of an allocation that a program asks for, or sets, by a pointer into it.
 #[derive(Debug)]
 pub(crate) struct Attributes {
     /// A number that no other allocation has.
@@ -320,7 +320,7 @@ impl Process {
         }
     }
 
-    /// A kernel reaches memory of another card without access to it: the process stops. What is mapped says itself which cards may; other plain
+    /// A kernel reaches memory of another card without access to it: the process stops. Mapped memory says itself which cards may; other plain
     /// memory has to be of a context to which the kernel's has peer access.
     pub(crate) fn stop_if_out_of_reach(&self, card: usize, context: u64, address: u64, bytes: u64) {
         let tables = self.tables();

@@ -11,10 +11,10 @@ use crate::memory::{Allocation, Attributes};
 use crate::process::{Failure, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, Process};
 use crate::world::{BLOCK, is_alive};
 
-/// What handles and descriptors begin with.
+/// Handles and descriptors begin with this.
 const MAGIC: u64 = 0x6e76_7369_6d5f_6970;
 
-/// What a handle or a descriptor names: a magic number, the card, the number of the memory, and the process that has made it.
+/// The content of a handle or a descriptor: a magic number, the card, the number of the memory, and the process that has made it.
 type Name = [u64; 4];
 
 /// Memory of other processes that this one has.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// A piece of work, which a graph may run many times.
 pub(crate) type Work = Arc<dyn Fn() + Send + Sync>;
 
-/// So many pieces of work may be outstanding on a stream; a call that adds one more waits for the oldest (measured).
+/// At most this many pieces of work may be outstanding on a stream; a call that adds one more waits for the oldest (measured).
 const MOST_OUTSTANDING: u64 = 1021;
 
 /// A number that is unique in this process.
@@ -16,7 +16,7 @@ pub(crate) fn unique() -> u64 {
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// A point in a stream: its first so many pieces of work.
+/// A point in a stream: behind its first `count` pieces of work.
 #[derive(Debug, Clone)]
 pub(crate) struct Point {
     queue: Arc<Queue>,

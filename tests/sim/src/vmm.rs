@@ -42,7 +42,7 @@ pub(crate) struct Vmm {
     shared_as: HashMap<u64, i32>,
 }
 
-/// What the driver tells of a mapped address.
+/// The driver's answer about a mapped address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Around {
     pub(crate) at: u64,

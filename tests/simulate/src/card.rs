@@ -44,7 +44,7 @@ impl Link {
     }
 }
 
-/// What has not changed leaves at this rate, in bytes per second: it is looked at and unmapped (measured on an H200: 8.6 GiB in 32
+/// Unchanged memory leaves at this rate, in bytes per second: it is looked at and unmapped (measured on an H200: 8.6 GiB in 32
 /// ms).
 const UNCHANGED: f64 = 268.0 * GIB;
 
@@ -120,7 +120,7 @@ impl Card {
         self.transfer(0, seconds, now)
     }
 
-    /// The time at which a piece of so many bytes is on the card.
+    /// The time at which a piece of `bytes` bytes is on the card.
     pub(crate) fn piece_comes(&mut self, bytes: u64, now: Time) -> Time {
         self.transfer(1, bytes as f64 / self.rate_beside(0, self.link.restore, now), now)
     }

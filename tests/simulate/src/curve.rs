@@ -23,7 +23,7 @@ pub(crate) struct Beside<'a> {
     pub(crate) until: Time,
 }
 
-/// What became of it.
+/// The outcome.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Came {
     pub(crate) quick: Quick,

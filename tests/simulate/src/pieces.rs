@@ -7,10 +7,10 @@ use crate::client::{Client, State};
 use crate::policies::uuid;
 use crate::world::{Event, World};
 
-/// Memory moves in pieces of [`ROOM_PIECE`], and larger ones where it would be more than so many: that is enough for both ways at once.
+/// Memory moves in pieces of [`ROOM_PIECE`], and in larger ones where there would be more than this many: that is enough for both ways at once.
 const MOST_PIECES: u64 = 32;
 
-/// The size of the pieces in which so many bytes move.
+/// The size of the pieces in which `bytes` bytes move.
 fn piece_of(bytes: u64) -> u64 {
     ROOM_PIECE.max(bytes / MOST_PIECES)
 }
@@ -20,7 +20,7 @@ fn piece_of(bytes: u64) -> u64 {
 pub(crate) struct Pieces {
     /// Bytes that still have to leave.
     leave: u64,
-    /// In pieces of so many.
+    /// Bytes of a piece.
     by: u64,
     /// A piece is on its way to the card.
     comes: bool,
@@ -74,7 +74,7 @@ impl World {
             self.leaves_on(i, at);
             return;
         }
-        // What stays goes on changing: it counts as unknown when it leaves.
+        // Memory that stays goes on changing: it counts as unknown when it leaves.
         pieces.known = 0;
         let gpu = uuid(client.job.gpus[at]);
         self.says_what_it_has(i);

@@ -168,8 +168,8 @@ fn the_same_seed_gives_the_same_numbers() {
 fn measuring_costs_no_set_more_than_a_hundredth_and_turns_pay_where_jobs_fill_the_card() {
     for (name, lines) in together::SETS {
         for seconds in [20, 40, 120] {
-            // Where jobs leave gaps, one hand-over more shifts them against each other for good. What that gives or takes in one
-            // run is more than what a trial costs: many runs tell.
+            // Where jobs leave gaps, one hand-over more shifts them against each other for good. In one run, that gives or
+            // takes more than a trial costs: many runs tell.
             let runs = if name.contains("gaps of 12 ms") || name.contains("phases of 0.5") { 32 } else { 1 };
             let once = |together, seed| together::done(&together::run(lines, together, seed, S(seconds)));
             let work = |together| (3..3 + runs).map(|seed| once(together, seed)).sum::<f64>();

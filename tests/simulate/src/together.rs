@@ -1,5 +1,5 @@
-//! What sets of jobs that fit a card get done side by side, and what they get done when the scheduler measures whether turns are
-//! better: `--together`.
+//! The throughput of sets of jobs that fit a card: side by side, and when the scheduler measures whether turns are better:
+//! `--together`.
 
 use std::time::Duration;
 

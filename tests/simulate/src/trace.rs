@@ -7,7 +7,7 @@
 //!
 //! Behind these may stand `phase=30:12:20`: every 30 s the program changes between its own `busy_ms` and `gap_ms` and these; and
 //! `launches=5..15`: it launches that much in a millisecond of work, anew for each cycle; and `changes=1.6`: in a second of work it
-//! writes so many GiB of its memory, one part after the other. Without that, all of it changes in each turn.
+//! writes 1.6 GiB of its memory, one part after the other. Without that, all of it changes in each turn.
 
 use std::fmt;
 

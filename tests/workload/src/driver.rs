@@ -1,4 +1,4 @@
-//! What the program has of the driver: a context on the first device, two kernels and a stream.
+//! The program's part of the driver: a context on the first device, two kernels and a stream.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;

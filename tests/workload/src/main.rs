@@ -68,7 +68,7 @@ struct Options {
     /// Read back every word after each step as well, and stop at the first that is wrong
     #[arg(long)]
     check_steps: bool,
-    /// What the pattern begins with
+    /// The first word of the pattern
     #[arg(long, default_value_t = 1)]
     seed: u32,
 }
@@ -99,7 +99,7 @@ struct Block {
     bytes: u64,
     seed: u32,
     added: u32,
-    /// What it was filled with.
+    /// The pattern that filled it.
     begin: Begin,
     /// Steps leave it as it is, until they are told otherwise.
     still: bool,

@@ -16,7 +16,7 @@ struct Program {
     tests: Vec<String>,
 }
 
-/// What a run says of a test.
+/// The verdict of a run on a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Verdict {
     Green,

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use model::{Allocation, Model, Shared, TOTAL, terms};
 
-/// What is done to an account. Sizes are small numbers: bytes, whatever they stand for. Allocations are chosen by a
+/// An operation on an account. Sizes are small numbers: bytes, whatever they stand for. Allocations are chosen by a
 /// number that is taken modulo how many there are.
 #[derive(Debug, Clone)]
 enum Operation {

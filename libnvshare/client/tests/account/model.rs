@@ -1,4 +1,4 @@
-//! What an account should say, by recomputation.
+//! A model of an account, which computes everything anew.
 
 use std::cell::Cell;
 
@@ -56,13 +56,13 @@ pub(crate) struct Model {
     /// Freed, and kept.
     pub(crate) aside: Vec<Allocation>,
     pub(crate) reserve: DriverReserve,
-    /// What the scheduler has given and not got back.
+    /// Bytes that the scheduler has given and not got back.
     pub(crate) granted: i128,
     /// The part of it that the card does not have.
     pub(crate) lost: u64,
     pub(crate) turns_without: u32,
     pub(crate) is_metered: bool,
-    /// What the scheduler was last told to be charged.
+    /// Charged bytes, as the scheduler was last told.
     pub(crate) told: u64,
     pub(crate) waiting: u32,
     pub(crate) needs: u64,
@@ -134,7 +134,7 @@ impl Model {
         let spills = account.may_spill(Kind::DeviceAsManaged);
         assert!(!has_managed || spills, "managed memory spills, after {after}");
         if self.is_metered {
-            // Whatever was given is charged, lost, unused, or on its way back.
+            // All given room is charged, lost, unused, or on its way back.
             let lacking = if account.unused_room() > 0 || self.needs > 0 { 0 } else { account.lacking() };
             if self.needs == 0 || account.unused_room() > 0 {
                 let room = i128::from(account.unused_room()) - i128::from(lacking);

@@ -1,4 +1,4 @@
-//! What happens later in a world, in the order of time.
+//! Later events of a world, in the order of time.
 
 use std::time::Duration;
 
@@ -27,12 +27,12 @@ pub(crate) enum Later {
     Program(usize, u64),
     Tick(usize, u64),
     Measure(Measured),
-    /// A process is stopped for so many milliseconds; the scheduler looks at it so many milliseconds later, if it can see it.
+    /// A process is stopped: its number, for how many milliseconds, and after how many the scheduler looks at it, if it can see it.
     Stop(usize, u64, Option<u64>),
     GoOn(usize),
     /// The scheduler looks whether a process is stopped.
     Look(usize),
-    /// The scheduler is killed, and another starts after so many milliseconds.
+    /// The scheduler is killed, and another starts; after how many milliseconds.
     Restart(u64),
     IsUp,
 }

@@ -1,4 +1,4 @@
-//! What must hold in every world, by what the processes do and not by what the core believes.
+//! Rules that hold in every world, by what the processes do and not by what the core believes.
 
 use std::time::Duration;
 
@@ -103,7 +103,7 @@ impl World {
         self.serves_everybody_within(6);
     }
 
-    /// The same in so many times the time that everybody's work and pauses take one after the other, and a minute.
+    /// The same in `times` times the time that everybody's work and pauses take one after the other, and a minute.
     pub(crate) fn serves_everybody_within(&mut self, times: u64) {
         let total: u64 = self.processes.iter().map(|p| p.plan.work + p.plan.work / 100 * p.plan.pause).sum();
         self.run(MS(60_000 + total * times));

@@ -1,4 +1,4 @@
-//! Who gets how much of a GPU, over minutes.
+//! How much of a GPU each program gets, over minutes.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn quantum(ms: u64) -> Config {
     Config { quantum: MS(ms), ..config(false) }
 }
 
-/// So many programs, one after the other, as a shell starts them.
+/// `programs` programs, one after the other, as a shell starts them.
 fn shell(plans: &mut Vec<Plan>, programs: usize, first: Plan) {
     let at = plans.len();
     for i in 0..programs {

@@ -1,11 +1,11 @@
-//! Who follows the events alone knows where each client stands.
+//! The events alone say where each client stands.
 
 use std::collections::BTreeMap;
 
 use nvshare_core::{ClientId, Core};
 use nvshare_proto::ClientState;
 
-/// What follows from the events so far.
+/// The state that follows from the events so far.
 #[derive(Debug, Default)]
 pub(crate) struct Follower {
     states: BTreeMap<ClientId, ClientState>,

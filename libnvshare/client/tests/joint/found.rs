@@ -1,4 +1,4 @@
-//! What random worlds found, each when the core or its clients had a defect.
+//! Worlds that random tests found, each when the core or its clients had a defect.
 
 use nvshare_client::account::Terms;
 use nvshare_client::{Done, Order, Session};

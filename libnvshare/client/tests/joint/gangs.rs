@@ -7,7 +7,7 @@ use crate::world::{MS, World, config, gpu};
 
 const PAIR: Gang = Gang { number: 5, size: 2 };
 
-/// So many gangs of two ranks whose work waits for each other, on the same two GPUs, and programs of one GPU beside them.
+/// Three gangs of two ranks whose work waits for each other, on the same two GPUs, and programs of one GPU beside them.
 #[test]
 fn gangs_whose_ranks_wait_for_each_other_all_finish() {
     for seed in 1..40 {

@@ -12,13 +12,13 @@ use crate::world::{MS, World, config};
 
 const ENDLESS: u64 = 10_000_000;
 
-/// Switching may cost so many per cent, and work may wait for so long.
+/// Switching may cost `percent` of the time, and work may wait for `max_wait` milliseconds.
 fn auto(percent: u32, max_wait: u64) -> Config {
     let auto = AutoTarget { overhead_ppm: percent * 10_000, max_wait: MS(max_wait) };
     Config { auto: Some(auto), ..config(false) }
 }
 
-/// 100 ms of work, and a sleep of so many milliseconds.
+/// 100 ms of work, and a sleep of `sleeps` milliseconds.
 fn burst(gib: u64, sleeps: u64) -> Plan {
     Plan { pause: sleeps, ..steady(gib, ENDLESS) }
 }
@@ -75,7 +75,7 @@ fn a_program_that_sleeps_to_look_short_gets_no_more_than_its_share() {
     let held: Vec<f64> = (0..7).map(|i| world.held(i).as_secs_f64()).collect();
     let part = held[0] / held.iter().sum::<f64>();
     println!("{part:.3} of {held:?}");
-    // What it may be ahead of its share: see `most_ahead`.
+    // It may be this far ahead of its share: see `most_ahead`.
     let lead = max_wait as f64 / 1000.0 / 7.0 / seconds as f64;
     assert!(part <= 1.0 / 7.0 + lead, "{part} of {held:?}");
 }
@@ -87,7 +87,7 @@ fn a_crowd_of_short_work_starves_no_long_work() {
     let mut world = World::new(plans, auto(30, 30_000), 7);
     world.run(MS(200_000));
     let [long, all] = [world.held(0), (0..7).map(|i| world.held(i)).sum()];
-    // A seventh is its share. What it restores counts as time that it has used, and is not in these figures.
+    // A seventh is its share. Its restores count as time that it has used, and are not in these figures.
     assert!(long >= all / 7 * 8 / 10, "{long:?} of {all:?}");
     assert!(
         world.processes[0].program.longest_wait <= MS(30_000),

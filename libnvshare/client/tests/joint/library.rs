@@ -1,4 +1,4 @@
-//! What the session finds around it: a gate, a mover's queue, accounts, a connection.
+//! The surroundings of a session: a gate, a mover's queue, accounts, a connection.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -201,7 +201,7 @@ impl Host for Library {
     }
 
     fn reconnect(&mut self) {
-        // What was said before is on its way.
+        // Earlier messages are on their way.
         self.is_connected = false;
         self.reconnects = true;
     }

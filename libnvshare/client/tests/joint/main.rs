@@ -1,8 +1,8 @@
 //! The real client beside the real scheduler's core, in virtual time.
 //!
 //! Each process of a world is a [`Session`](nvshare_client::Session) with its accounts, a mover that takes its time, and a
-//! program that computes, pauses, allocates, defers its drains and dies. What they say crosses what the core says: each
-//! message takes a while, drawn from a seed. After each event the invariants are checked against what the processes do.
+//! program that computes, pauses, allocates, defers its drains and dies. Their messages cross those of the core: each
+//! takes a while, drawn from a seed. After each event the invariants are checked against what the processes do.
 
 mod agenda;
 mod checks;

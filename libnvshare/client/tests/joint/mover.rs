@@ -9,7 +9,7 @@ use nvshare_proto::Amount;
 use crate::agenda::Later;
 use crate::world::{GIB, MS, World};
 
-/// What a thread of the mover is about.
+/// The work of a thread of the mover.
 #[derive(Debug)]
 enum Task {
     Drain { ticket: Ticket },
@@ -22,9 +22,9 @@ enum Task {
 struct Restore {
     /// Allocations that it has still to look at, by number, the last one next.
     left: Vec<usize>,
-    /// What is on its way: the allocation, and what is charged for it.
+    /// The allocation that is on its way, and the bytes that are charged for it.
     moving: Option<(usize, u64)>,
-    /// What each device lacks.
+    /// Bytes that each device lacks.
     lacks: Vec<u64>,
     /// It waits where room is lacking.
     is_ahead: bool,
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// Plans what a thread does next, after so many microseconds.
+    /// Plans the next step of a thread, after `least` to `most` microseconds.
     fn plan(&mut self, i: usize, lane: usize, least: u64, most: u64) {
         let delay = Duration::from_micros(least + self.random(most - least + 1));
         self.plan_at(i, lane, self.now + delay);
@@ -136,7 +136,7 @@ impl World {
                 let submissions = nvshare_client::Host::submissions(&self.processes[i].library);
                 self.probe(i, lane, submissions, generation);
             }
-            // What is submitted counts as complete: these worlds do not measure.
+            // All submitted work counts as complete: these worlds do not measure.
             Order::Count(ticket) => {
                 let submissions = nvshare_client::Host::submissions(&self.processes[i].library);
                 self.report(i, Done::Counted { ticket, submissions });
@@ -166,7 +166,7 @@ impl World {
         self.processes[i].lanes[lane].task = Some((task, generation));
     }
 
-    /// What is done reaches the session a moment later, in its order.
+    /// A report of work that is done reaches the session a moment later, in its order.
     fn report(&mut self, i: usize, done: Done) {
         let time =
             (self.now + Duration::from_micros(1 + self.random(100))).max(self.processes[i].reported_at);
@@ -210,7 +210,7 @@ impl World {
         self.next_task(i, lane);
     }
 
-    /// What was on its way arrives, and the next allocation's absent bytes follow, as far as there is room.
+    /// Memory on its way arrives, and the next allocation's absent bytes follow, as far as there is room.
     fn restore(&mut self, i: usize, lane: usize, mut restore: Restore, generation: u64) {
         let process = &mut self.processes[i];
         if process.lanes[1..].iter().any(|lane| lane.task.is_some()) {

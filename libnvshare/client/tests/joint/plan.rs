@@ -11,17 +11,17 @@ pub(crate) struct Plan {
     pub(crate) gpus: Vec<GpuUuid>,
     /// How its memory moves.
     pub(crate) memory: MemoryMode,
-    /// What it allocates first, on each GPU.
+    /// GiB that it allocates first, on each GPU.
     pub(crate) gib: u64,
     /// GPU time that it wants; 0: it only sits there.
     pub(crate) work: u64,
     /// It pauses for this long after each 100 ms of work.
     pub(crate) pause: u64,
-    /// It allocates one more GiB every so many ms of work.
+    /// Milliseconds of work after which it allocates one more GiB, again and again.
     pub(crate) grows_every: Option<u64>,
-    /// Every so many drains depends on a thread that sleeps at the gate.
+    /// N: each N-th drain depends on a thread that sleeps at the gate.
     pub(crate) defers_every: Option<u64>,
-    /// Its work in flight takes so many ms to complete; 0: up to 60, or 20 if it is quick.
+    /// Milliseconds until its work in flight is complete; 0: up to 60, or 20 if it is quick.
     pub(crate) drains_in: u64,
     /// Its kernels are short.
     pub(crate) quick: bool,

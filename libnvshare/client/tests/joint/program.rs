@@ -1,4 +1,4 @@
-//! What a process's program does: it allocates, computes in steps, pauses, and ends.
+//! The program of a process: it allocates, computes in steps, pauses, and ends.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -194,7 +194,7 @@ impl World {
             let Wanted { device, bytes, kind, state } = wanted;
             let now = self.now;
             let makes = Duration::from_micros(10 + self.random(2000));
-            // What a process has that was there before its scheduler is there at once.
+            // A process that was there before its scheduler has its memory at once.
             let makes = if self.processes[i].was_there() { Duration::ZERO } else { makes };
             let process = &mut self.processes[i];
             let library = &mut process.library;

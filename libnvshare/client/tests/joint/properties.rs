@@ -97,7 +97,7 @@ proptest! {
         World::new(plans, config(exclusive), seed).serves_everybody();
     }
 
-    /// Whatever becomes of the scheduler, every process has its work done, in turns again when there is one.
+    /// Every process has its work done although schedulers die, and in turns again when there is one.
     #[test]
     fn nobody_starves_though_schedulers_die(
         mut plans in prop::collection::vec(plan(), 1..6),

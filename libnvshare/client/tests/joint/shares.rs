@@ -30,7 +30,7 @@ fn limit(gib: u64, percent: u8, enforcement: Enforcement) -> Plan {
     Plan { asked, ..steady(gib, ENDLESS) }
 }
 
-/// What each was given of what all got together, in millionths, between two moments.
+/// The part of each in the time that all got together, in millionths, between two moments.
 fn parts(world: &mut World, from: u64, to: u64) -> Vec<u64> {
     world.run(MS(from));
     let before: Vec<Duration> = (0..world.processes.len()).map(|i| world.held(i)).collect();

@@ -48,7 +48,7 @@ pub(crate) struct Process {
     pub(crate) library: Library,
     pub(crate) program: Program,
     pub(crate) lanes: Vec<Lane>,
-    /// What the mover reports keeps its order.
+    /// Reports of the mover keep their order: none comes before this.
     pub(crate) reported_at: Duration,
     pub(crate) connection: Option<u64>,
     pub(crate) has_started: bool,
@@ -57,11 +57,11 @@ pub(crate) struct Process {
     pub(crate) is_dead: bool,
     /// Until then it does nothing, since it is stopped.
     pub(crate) stopped_until: Duration,
-    /// What it does then.
+    /// Its events until then, which come afterwards.
     put_off: Vec<Later>,
     /// Its last grant called it back from leaving.
     pub(crate) is_recalled: bool,
-    /// What the core knew that it has allocated on each device, now and when it granted last.
+    /// Bytes on each device that the core knows it has allocated: now, and when the core granted last.
     known: Vec<u64>,
     pub(crate) known_at_grant: Vec<u64>,
     /// Room that it has given back: see [`Returned`].
@@ -322,7 +322,7 @@ impl World {
         }
     }
 
-    /// The scheduler is killed, and another starts after so many milliseconds.
+    /// The scheduler is killed, and another starts after `down` milliseconds.
     fn restart(&mut self, down: u64) {
         (self.is_up, self.was_killed) = (false, true);
         let boot = self.config.boot + 1;
@@ -390,7 +390,7 @@ impl World {
     pub(crate) fn disconnect(&mut self, i: usize, process_remains: bool) {
         let Some(connection) = self.processes[i].connection.take() else { return };
         self.processes[i].library.is_connected = false;
-        // What it has said before is read first.
+        // Its earlier messages are read first.
         let time = self.channel(connection, true);
         self.at(time, Later::Disconnected { connection, process_remains });
     }

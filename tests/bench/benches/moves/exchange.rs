@@ -8,7 +8,7 @@ use nvshare_harness::{Program, Running, Scheduler, World};
 use nvshare_proto::units::MIB;
 use serde_json::Value;
 
-/// What programs have, and the arguments that make it so.
+/// Programs: their memory, and the arguments that make it so.
 struct Case {
     name: &'static str,
     mib: u64,
@@ -67,7 +67,7 @@ fn median(mut all: Vec<f64>) -> f64 {
     all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What one run showed.
+/// The figures of one run.
 struct Seen {
     stands_ms: f64,
     restore_ms: f64,
@@ -103,7 +103,7 @@ fn run(case: &Case, exchange: &str, turns: u64) -> Seen {
     }
 }
 
-/// Prints the table. Each case takes so many pairs of runs, of so many turns of each program.
+/// Prints the table. Each case takes `pairs` pairs of runs, each of `turns` turns of each program.
 pub(crate) fn print(pairs: usize, turns: u64) {
     println!(
         "\n{:<15} {:>9} {:>10} {:>13} {:>23} {:>15} {:>14} {:>10}",

@@ -14,7 +14,7 @@ use nvshare_harness::{Artifacts, PlayedScheduler, Program, World, guest};
 use nvshare_proto::units::MIB;
 use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage};
 
-/// What the guest `many_gpus` has on each GPU, in bytes.
+/// Memory of the guest `many_gpus` on each GPU, in bytes.
 const EACH: u64 = 512 * MIB;
 
 /// One hand-over: how long the eviction took, and the restore.

@@ -9,7 +9,7 @@ use crate::memory;
 use crate::process::{self, Failure, INVALID_VALUE};
 use crate::stream::Work;
 
-/// The area of a fill: rows of so many elements, each so far behind the one before.
+/// The area of a fill: `height` rows of `width` elements, each `pitch` bytes behind the one before.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Area {
     pub(super) address: u64,

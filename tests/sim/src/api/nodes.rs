@@ -64,7 +64,7 @@ struct FillParams {
 const COPY: c_int = 1;
 const FILL: c_int = 2;
 
-/// What a node does, in which context.
+/// The work of a node, and its context.
 struct Does {
     kind: Kind,
     work: Work,
@@ -103,7 +103,7 @@ api! {
 const MOST_NODES: usize = 1 << 16;
 
 /// # Safety
-/// So many handles are readable.
+/// `count` handles are readable at `after`.
 unsafe fn places(after: *const usize, count: usize) -> Vec<usize> {
     // SAFETY: promised by the caller.
     (0..count).map(|i| unsafe { after.add(i).read() } % MOST_NODES).collect()

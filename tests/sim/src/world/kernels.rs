@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{BLOCK, Here, Leaving, Ran, TRACE, World, now_ns};
 
-/// A kernel of another process that ended so long ago still counts as one beside which kernels run.
+/// A kernel of another process that ended this long ago still counts as one beside which kernels run.
 const BESIDE: Duration = Duration::from_millis(20);
 
 impl World {
@@ -92,7 +92,7 @@ impl World {
         all
     }
 
-    /// So many kernels at most that ran last, newest first.
+    /// The kernels that ran last, `most` of them at most, newest first.
     fn latest(&self, most: usize) -> impl Iterator<Item = Ran> {
         // SAFETY: an atomic field.
         let ran = unsafe { &(*self.header).ran }.load(Ordering::SeqCst) as usize;

@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// Makes so many frames free for other than managed memory, as far as they are kept.
+    /// Makes `frames` frames free for other than managed memory, as far as they are kept.
     pub(super) fn take_back(&self, gpu: usize, frames: usize) {
         let lacking = |at: *mut super::Gpu| {
             // SAFETY: the card's fields, under its lock.

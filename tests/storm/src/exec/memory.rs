@@ -32,7 +32,7 @@ const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 
 impl Rows {
-    /// So many bytes, row behind row, from memory of one kind to memory of another.
+    /// `bytes` bytes, row behind row, from memory of one kind to memory of another.
     fn new(from_kind: u32, to_kind: u32, bytes: usize) -> Self {
         let (from_pitch, to_pitch, width, height) = (ROW, ROW, ROW, bytes / ROW);
         Self { from_kind, to_kind, from_pitch, to_pitch, width, height, ..Self::default() }

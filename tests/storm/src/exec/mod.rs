@@ -21,7 +21,7 @@ use crate::watch;
 use exclude::Exclusion;
 use nvshare_test_cuda::{CudaError, Driver, cu};
 
-/// A thread that is in one step for so long is held up: its kernels take less.
+/// A thread that is in one step for this long is held up: its kernels take less.
 const HELD_UP: Duration = Duration::from_millis(25);
 
 /// Handles of one kind of thing, by its index.

@@ -45,7 +45,7 @@ impl Does {
 }
 
 impl Run {
-    /// What a node does in the end.
+    /// The work of a node in the end.
     fn does(&self, node: &Node) -> Does {
         let (address, bytes) = (self.address(node.region), node.region.bytes);
         match node.effect {
@@ -55,7 +55,7 @@ impl Run {
         }
     }
 
-    /// What a node does until it is changed: nothing that the program wants.
+    /// The work of a node until it is changed: nothing that the program wants.
     fn did(&self, node: &Node) -> Does {
         let (address, bytes) = (self.address(node.region), node.region.bytes);
         match node.effect {

@@ -141,7 +141,7 @@ struct Storm<'a> {
     all: &'a All<'a>,
     world: World,
     running: Running,
-    /// What had moved at the last look; and how often the neighbour and programs that had ended had said that they run alone.
+    /// Memory that had moved at the last look; and how often the neighbour and programs that had ended had said that they run alone.
     moved: Mutex<(Moved, usize)>,
     /// How often programs that have ended have said that.
     ended_alone: AtomicUsize,

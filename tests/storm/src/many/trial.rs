@@ -42,7 +42,7 @@ const LOSS: &str = "the card was lost";
 /// A card is lost in this time, in milliseconds: about as long as a program takes.
 const LOST_WITHIN: u64 = 1500;
 
-/// What a call says of a lost card, where the program expects something else.
+/// Answers of calls on a lost card, where the program expects something else.
 const SAID_OF_LOST: [&str; 2] = [" returned 214, expected 0", "CudaError(214, "];
 
 /// Processes that run now, so that some can be stopped.

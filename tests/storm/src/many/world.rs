@@ -60,7 +60,7 @@ impl fmt::Display for Moved {
     }
 }
 
-/// What the library logs when the scheduler does not answer in time, or not at all. The program runs alone then, or will soon.
+/// Lines that the library logs when the scheduler does not answer in time, or not at all. The program runs alone then, or will soon.
 const ALONE: [&str; 3] = [
     "connection to the scheduler lost",
     "does not answer; the program waits",
@@ -140,7 +140,7 @@ impl World {
                 .env("NVSIM_TO_HOST", "24")
                 .env("NVSIM_FAULT", "8")
                 .env("NVSIM_FIRST_TOUCH", "100")
-                // What managed memory gives up is not free for memory of the other kind.
+                // Frames that managed memory gives up are not free for memory of the other kind.
                 .env("NVSIM_KEEPS_PAGES", if self.mixed { "1" } else { "0" });
         }
     }

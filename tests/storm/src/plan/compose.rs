@@ -80,7 +80,7 @@ pub(super) struct HostState {
 #[derive(Debug)]
 pub(super) struct GraphState {
     pub(super) context: Id,
-    /// What it does, in order.
+    /// Its effects, in order.
     pub(super) effects: Vec<(Region, super::Effect)>,
     /// None: it was built.
     pub(super) recording: Option<super::Recording>,

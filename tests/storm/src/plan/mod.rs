@@ -178,7 +178,7 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// What the graph does, in an order that its captures allow.
+    /// The effects of the graph, in an order that its captures allow.
     fn effects(&self) -> Vec<(Region, Effect)> {
         let node = self.node.map(|(_, word, region)| (region, Effect::Set(word, 4)));
         self.items.iter().map(|&(region, effect, _)| (region, effect)).chain(node).collect()
@@ -458,10 +458,10 @@ pub(crate) struct Plan {
     pub(crate) farewell: Option<Farewell>,
 }
 
-/// What an exit handler of the program does.
+/// The work of an exit handler of the program.
 #[derive(Debug, Clone)]
 pub(crate) struct Farewell {
-    /// It lingers for so many milliseconds.
+    /// It lingers for this many milliseconds.
     pub(crate) linger_ms: u64,
     /// Then it reads a region that no work changes any more, in its context.
     pub(crate) reads: Option<(Id, Region, Value)>,

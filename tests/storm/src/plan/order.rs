@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::compose::Thing;
 use super::{ContextKind, Id, Op, Plan, Recipe, Region, compose};
 
-/// What a step does with a thing.
+/// The use that a step makes of a thing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Touch {
     Make,
@@ -89,7 +89,7 @@ fn named(op: &Op) -> Vec<(Thing, Touch)> {
 /// A plan, and the steps that are over when each of its steps begins.
 struct Order<'a> {
     plan: &'a Plan,
-    /// For each step and thread: so many of all steps are known to be over, if they are of that thread.
+    /// For each step and thread: of the steps up to this number, those of the thread are known to be over.
     known: Vec<Vec<usize>>,
     /// For each thing, the steps that touch it or what belongs to it.
     touched: HashMap<Thing, Vec<(usize, Touch)>>,

@@ -53,7 +53,7 @@ impl Composer<'_> {
         self.sync_stream(other, second);
         self.region(a).pending = Pending::Nothing;
         self.region(b).pending = Pending::Nothing;
-        // What the legacy stream has may stand behind another host function, for which the driver may have no other thread; and
+        // Work of the legacy stream may stand behind another host function, for which the driver may have no other thread; and
         // the second stream behind that. Only a blocking first stream waits for it by itself.
         let legacy = self.contexts[&context].legacy;
         let mut reads = Vec::new();
@@ -140,7 +140,7 @@ impl Composer<'_> {
         unchanged
     }
 
-    /// What an exit handler does, in some programs.
+    /// The work of an exit handler, which some programs have.
     pub(super) fn farewell(&mut self, rng: &mut Rng, unchanged: &[Region]) -> Option<Farewell> {
         const LINGERS: &str = "exit handler that lingers";
         const READS: &str = "exit handler that reads memory";
