@@ -71,7 +71,10 @@ fn empty(folder: &Path) -> Result<(), String> {
         }
     }
     match fs::remove_dir(folder) {
-        Err(error) if error.kind() == ErrorKind::ResourceBusy => Ok(()),
+        // A mounted one, beside which nothing may be written where the container's own files are read-only: the kernel looks at that first.
+        Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::ReadOnlyFilesystem) => {
+            Ok(())
+        }
         removed => gone(folder, removed),
     }
 }

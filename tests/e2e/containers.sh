@@ -225,4 +225,24 @@ ends 'with read-only folders' 'Read-only file system' --user 0:0 --volume "$here
 ends 'as another user' 'Permission denied' --user 1234:1234 --volume "$here/mine:/var/run/nvshare" --volume "$here/mine:/var/run/nvshare-admin"
 [ -z "$(ls -A "$here/mine")" ] || fail "left: $(ls -A "$here/mine")"
 
+step 'the clean-up refuses while containers have seats; afterwards nothing is left in the folders that it is given'
+podman rm --force --time 2 "$tag-scheduler" "$tag-plugin" >/dev/null
+clean_up() {
+    run clean-up --rm --user 0:0 --volume "$here/state:/var/lib/nvshare" --volume "$here/run:/var/run/nvshare" \
+        --volume "$here/seats:/var/run/nvshare-seats" --volume "$here/admin:/var/run/nvshare-admin" --volume "$here/cdi:/var/run/cdi" \
+        --volume "$here/kubelet/kubelet/device-plugins:/var/lib/kubelet/device-plugins" \
+        --volume "$here/kubelet/kubelet/pod-resources:/var/lib/kubelet/pod-resources:ro" \
+        "$image" nvshare-device-plugin --clean-up --admin-socket /var/run/nvshare-admin/admin.sock >"$here/log" 2>&1
+}
+if clean_up; then fail "while containers have seats: $(cat "$here/log")"; fi
+grep -q 'containers that have seats: 2, such as default/one/main' "$here/log" || fail "it refuses: $(cat "$here/log")"
+[ -s "$here/state/lib/libnvshare.so" ] || fail 'it refuses, and the library is gone'
+kill "$kubelet"
+"$build/examples/kubelet" "$here/kubelet" &
+kubelet=$!
+until_true 'the next kubelet runs no pod' grep -q '"PodDeviceEntries":\[\]' "$here/kubelet/kubelet/device-plugins/kubelet_internal_checkpoint"
+clean_up || fail "the clean-up: $(cat "$here/log")"
+left=$(find "$here"/{state,run,seats,admin,cdi} "$here/kubelet/kubelet/device-plugins" -mindepth 1 -not -name 'kubelet*')
+[ -z "$left" ] || fail "it leaves: $left"
+
 echo 'containers: all as it should be'
