@@ -1,6 +1,7 @@
 //! The plugin beside a kubelet and a scheduler that are played, in a folder that is its machine.
 
 use std::fs;
+use std::io;
 use std::time::Duration;
 
 use crate::fakes::{A, B, Kubelet, Machine, Scheduler, ahead, are_all, holder, slot, until, write};
@@ -462,6 +463,23 @@ async fn what_cannot_be_had_is_said_at_the_start() {
     write(&machine.root.join("build/libnvshare.so"), "the library");
     let plugin = machine.start("");
     machine.says(plugin, "no GPU is there yet").await;
+}
+
+#[tokio::test]
+async fn an_upgrade_leaves_programs_the_library_that_they_have() {
+    let mut machine = Machine::new();
+    let library = machine.root.join("lib/libnvshare.so");
+    let plugin = machine.start("");
+    machine.says(plugin, "installed").await;
+    let mut mapped = fs::File::open(&library).unwrap();
+    machine.kill(plugin);
+
+    write(&machine.root.join("build/libnvshare.so"), "the next one");
+    let plugin = machine.start("");
+    machine.says(plugin, "installed").await;
+    assert_eq!(fs::read_to_string(&library).unwrap(), "the next one");
+    assert_eq!(io::read_to_string(&mut mapped).unwrap(), "the library");
+    assert_eq!(fs::read_dir(machine.root.join("lib")).unwrap().count(), 1, "no other file is left");
 }
 
 #[tokio::test]
