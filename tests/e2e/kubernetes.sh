@@ -1,28 +1,32 @@
 #!/usr/bin/env bash
-# Runs nvshare on a Kubernetes: pods that ask for a slot and for nothing else, restarts under them, and removal. It makes the
-# namespaces nvshare and nvshare-test, and removes them at the end; folders on the nodes stay (manifests/README.md lists them).
+# Runs nvshare on a Kubernetes: pods that ask for a slot and for nothing else, restarts and an upgrade under them, removal, a
+# Deployment, a drain of its node, and the clean-up. It makes the namespaces nvshare, nvshare-test and nvshare-clean-up, and
+# removes them at the end; the drain touches their pods alone.
 #
-#   tests/e2e/kubernetes.sh IMAGE WORKLOAD           on nodes without a GPU, with the component manifests/simulated
-#   tests/e2e/kubernetes.sh --gpus IMAGE WORKLOAD    on GPUs; $STRATEGY: another --device-list-strategy than cdi-cri. Then by claims as
-#                                                    well, where the server has resource.k8s.io/v1
+#   tests/e2e/kubernetes.sh IMAGE WORKLOAD [NEXT]           on nodes without a GPU, with the component manifests/simulated
+#   tests/e2e/kubernetes.sh --gpus IMAGE WORKLOAD [NEXT]    on GPUs; $STRATEGY: another --device-list-strategy than cdi-cri. Then
+#                                                           by claims as well, where the server has resource.k8s.io/v1
 #
-# IMAGE is that of `cargo image`; WORKLOAD that of tests/e2e/workload-image.sh, on GPUs without the simulated driver. Nodes must
-# have them, or get them by these names. It needs kubectl (1.22), python3, and a cluster: $KUBECONFIG. With $RESTART_KUBELET,
-# a command that restarts the kubelets, that is tried too. tests/e2e/cluster.sh makes a cluster where there is none.
+# IMAGE is that of `cargo image`, and NEXT, to which it upgrades, that of another build; WORKLOAD is that of
+# tests/e2e/workload-image.sh, on GPUs without the simulated driver. Nodes must have them, or get them by these names. It needs
+# kubectl (1.22), python3, and a cluster: $KUBECONFIG. With $RESTART_KUBELET, a command that restarts the kubelets, that is tried
+# too. tests/e2e/cluster.sh makes a cluster where there is none.
 set -euo pipefail
 gpus=
 [ "${1:-}" != --gpus ] || { gpus=yes; shift; }
-image=${1:?the image} workload=${2:?the image of the workload}
+image=${1:?the image} workload=${2:?the image of the workload} next=${3:-}
 : "${KUBECONFIG:?the cluster}"
 manifests=$(realpath "$(dirname "$0")/../../manifests")
 here=$(mktemp -d)
-trap 'rm -rf "$here"' EXIT
+drained=
+trap 'rm -rf "$here"; [ -z "$drained" ] || kubectl uncordon "$drained"' EXIT
 begin=$SECONDS
 step() { printf '%3d s  %s\n' $((SECONDS - begin)) "$*"; }
 fail() {
     echo "FAILED: $*"
     kubectl get pods --all-namespaces --output wide || true
     for part in scheduler device-plugin; do kubectl -n nvshare logs "daemonset/nvshare-$part" --tail 15 2>&1 || true; done
+    kubectl -n nvshare-clean-up logs daemonset/nvshare-clean-up --container clean-up --tail 5 2>&1 || true
     kubectl -n nvshare-test get events --field-selector type=Warning 2>&1 | tail -5 || true
     exit 1
 }
@@ -44,11 +48,12 @@ option() { # option DAEMON OPTION
 END
 }
 folder=$(realpath --relative-to "$here" "$manifests")
+substitute() { echo "{name: nvshare, newName: \"${1%:*}\", newTag: \"${1##*:}\"}"; }
 cat >"$here/kustomization.yaml" <<END
 resources: [$folder]
 components: [$([ "$gpus" ] || echo "$folder/simulated")]
 images:
-  - {name: nvshare, newName: "${image%:*}", newTag: "${image##*:}"}
+  - $(substitute "$image")
   - {name: nvshare-workload, newName: "${workload%:*}", newTag: "${workload##*:}"}
 patches:
 $(option nvshare-scheduler --gpu-memory=1GiB)
@@ -58,15 +63,16 @@ $([ -z "$gpus" ] || [ -z "${STRATEGY:-}" ] || option nvshare-device-plugin "--de
 END
 sed -i 's/^components: \[\]$//' "$here/kustomization.yaml"
 # Before 1.22 no pod of a DaemonSet is there beside the one that it replaces.
-minor=$(kubectl version --output json 2>/dev/null | python3 -c 'import json, sys; print(json.load(sys.stdin)["serverVersion"]["minor"].rstrip("+"))')
+minor=$(kubectl version --output json 2>/dev/null | python3 -c 'import json, sys; print(json.load(sys.stdin)["serverVersion"]["minor"].rstrip("+") or 0)')
 [ "$minor" -ge 22 ] || cat >>"$here/kustomization.yaml" <<END
   - target: {kind: DaemonSet, name: nvshare-device-plugin}
     patch: |
       - {op: replace, path: /spec/updateStrategy/rollingUpdate, value: {maxUnavailable: 1}}
 END
+# Old clusters do not know `maxSurge: 0`, which is their way.
+put() { kubectl apply --validate=false -k "$1" >/dev/null; }
 apply() {
-    # Old clusters do not know `maxSurge: 0`, which is their way.
-    kubectl apply --validate=false -k "$here" >/dev/null
+    put "$here"
     for part in scheduler device-plugin; do
         kubectl -n nvshare rollout status "daemonset/nvshare-$part" --timeout 120s >/dev/null || fail "the $part does not start"
     done
@@ -79,14 +85,15 @@ nodes = json.load(sys.stdin)["items"]
 slots = {node["metadata"]["name"]: int(node["status"]["allocatable"].get("nvshare.com/gpu", 0)) for node in nodes}
 print(max(slots.items(), key=lambda item: item[1]))' | tr -d "(),'"; }
 has_slots() { [ "$(slots | cut -d ' ' -f 2)" != 0 ]; }
-on_node() { kubectl -n nvshare get pods --selector "app.kubernetes.io/component=$1" --field-selector "spec.nodeName=$node" --output name; }
-# What the scheduler says: a Python expression of `all`, and of `of`, the seat of a pod.
+on_node() { kubectl -n "${2:-nvshare}" get pods --selector "app.kubernetes.io/component=$1" --field-selector "spec.nodeName=$node" --output name; }
+# What the scheduler says: a Python expression of `all`, of `named`, pods that have seats, and of `of`, the seat of a pod.
 ask() {
     kubectl -n nvshare exec "$(on_node scheduler | head -n 1)" --container scheduler -- nvshare-ctl status --json 2>/dev/null | python3 -c '
 import json, sys
 all = json.load(sys.stdin)
 pods = {"/".join(seat["holder"].values()): seat for seat in all["seats"] if seat["holder"]}
 of = lambda pod: pods[f"nvshare-test/{pod}/main"]
+named = lambda prefix: sorted(pod.split("/")[1] for pod in pods if pod.startswith("nvshare-test/" + prefix))
 gated = lambda pod: sum(c["counters"]["gated"] for c in all["clients"] if c["client"] in of(pod)["clients"] and not c["gone"])
 turns = sum(gpu["turns"] for gpu in all["gpus"])
 print(eval(sys.argv[1]))' "$1"
@@ -99,7 +106,7 @@ pod() { # pod NAME LIMITS COMMAND… : the description of a pod, or of a pod in 
     [ -z "$claim" ] || { uses=', claims: [{name: gpu}]' claims="resourceClaims: [{name: gpu, $claim}]"; }
     words=$(printf '"%s", ' "$@")
     cat <<END
-metadata: {name: $name}
+metadata: {name: $name, labels: {app: $name, app.kubernetes.io/part-of: nvshare-test}}
 spec:
   restartPolicy: Never
   automountServiceAccountToken: false
@@ -143,11 +150,12 @@ ended() { [ "$(kubectl -n nvshare-test get pod "$1" --output 'jsonpath={.status.
 
 step "Kubernetes $(kubectl version --output json 2>/dev/null | python3 -c 'import json, sys; print(json.load(sys.stdin)["serverVersion"]["gitVersion"])')"
 # Of a run that failed.
-kubectl delete namespace/nvshare-test persistentvolume/nvshare-test-card --ignore-not-found >/dev/null
+kubectl delete namespace/nvshare-test namespace/nvshare-clean-up persistentvolume/nvshare-test-card --ignore-not-found >/dev/null
 apply
 until_true 60 'a node has slots' has_slots
 read -r node count <<<"$(slots)"
-step "the plugin is registered: node $node has $count slots"
+about=$(kubectl get node "$node" --output 'jsonpath={.status.nodeInfo.kubeletVersion}, {.status.nodeInfo.containerRuntimeVersion}')
+step "the plugin is registered: node $node ($about) has $count slots"
 
 kubectl apply --filename - >/dev/null <<'END'
 apiVersion: v1
@@ -234,7 +242,7 @@ step "from a pod's creation to its first kernel, in seconds: natively ${native[*
     pod many "$slot" env -u STOP /opt/nvshare-workload many --memory 32MiB --block 16MiB --seconds 1 --full-check | sed 's/^/    /'
 } | kubectl -n nvshare-test create --filename - >/dev/null
 until_true 180 'the Job is complete' done_all
-until_true 30 'ended pods have no seat' is "sum(name.startswith('nvshare-test/many-') for name in pods) == 0"
+until_true 30 'ended pods have no seat' is "not named('many-')"
 step "a Job of $((count + 2)) pods with $count slots: each had a seat, and gave it back"
 
 restarted() { # restarted WHAT COMMAND… : under both, and a new pod gets a seat afterwards
@@ -272,6 +280,28 @@ else
 fi
 restarted 'all at once' all_again
 
+# Which file the program of a pod has as the library, and what a program that starts in it now gets.
+mapped() { inside "$1" -- cat /proc/1/maps | awk '/libnvshare\.so/ { file = $4 " " $5 } END { print file }'; }
+library() { inside "$1" -- sh -c 'cat "$LD_PRELOAD"' | cksum; }
+upgraded() {
+    local before file
+    before=$(library a) file=$(mapped a)
+    [ -n "$file" ] || fail 'the program of a has no library'
+    sed -i "s|{name: nvshare, .*|$(substitute "$next")|" "$here/kustomization.yaml"
+    apply
+    until_true 60 'the next: slots' has_slots
+    both_run 'the next'
+    [ "$(mapped a)" = "$file" ] || fail "the next: a has another file than $file: $(mapped a)"
+    # shellcheck disable=SC2046
+    start new "$slot" $(program new | sed 's/640MiB/32MiB/')
+    until_true 60 'the next: a new pod is a client' is "gated('new') > 0"
+    [ "$(mapped new)" != "$file" ] || fail 'the next: a new pod has the old library'
+    [ "$(library new)" != "$before" ] || fail "$next has the same library as $image"
+    kubectl -n nvshare-test delete pod new >/dev/null
+    step "upgraded under both, to $next: they keep the library that they have, and their seats; a new pod has the new library"
+}
+if [ "$next" ]; then upgraded; else step 'NOT TRIED: an upgrade, as no NEXT is given'; fi
+
 kubectl delete -k "$here" >/dev/null
 sleep 3
 for name in a b; do
@@ -291,6 +321,125 @@ for name in a b; do
     grep -q '"wrong_words":0,.*"error":null' <<<"$out" || fail "$name: $out"
 done
 step 'both ended, and all that they computed is right'
+
+# A Deployment makes its pods anew, wherever they went. The simulated card does not notice when a program in a container is killed, so
+# each of these has a card of its own.
+apply
+until_true 60 'a node has slots for a Deployment' has_slots
+{
+    printf 'apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: served}\nspec:\n'
+    printf '  replicas: 3\n  selector: {matchLabels: {app: served}}\n  template:\n'
+    pod served "$slot" sh -c "$(program served | sed 's/640MiB/16MiB/; s/64MiB/16MiB/') --host-ms 20; exit 1" |
+        sed 's/restartPolicy: Never/restartPolicy: Always/; s/persistentVolumeClaim: .*}}/emptyDir: {}}/; s/^/    /'
+} | kubectl -n nvshare-test create --filename - >/dev/null
+of_served() { kubectl -n nvshare-test get pods --selector app=served --output "jsonpath={range .items[*]}$1{'\n'}{end}"; }
+run_on() { [ "$(of_served '{.status.phase} {.status.containerStatuses[0].restartCount}' | sort -u)" = 'Running 0' ]; }
+were=[]
+serves() { # serves WHAT : its pods are others than they were, of which each has a seat with the limit, and is a client; none failed
+    kubectl -n nvshare-test rollout status deployment/served --timeout 120s >/dev/null || fail "$1: the Deployment is not there"
+    until_true 60 "$1: three others have seats" is "len(named('served-')) == 3 and not set(named('served-')) & set($were)"
+    were=$(ask "named('served-')")
+    until_true 60 "$1: each is a client" is "min(gated(pod) for pod in $were) > 0"
+    [ "$(ask "len({of(pod)['name'] for pod in $were if of(pod)['seat']['given']['memory'] == 768 << 20})")" = 3 ] || fail "$1: seats"
+    until_true 30 "$1: no pod failed" run_on
+}
+serves 'a Deployment'
+killed_inside() { # a program that was killed starts again in its pod, by what the kubelet kept of the plugin's answer
+    local one
+    one=$(python3 -c "print($were[0])")
+    seats=$(ask "of('$one')['name']")
+    inside "$one" -- sh -c 'kill -9 -1' || true
+    has_restarted() { [ "$(kubectl -n nvshare-test get pod "$one" --output 'jsonpath={.status.containerStatuses[0].restartCount}')" = 1 ]; }
+    until_true 60 "$one: its container starts again" has_restarted
+    until_true 60 "$one is a client again" is "gated('$one') > 0"
+    [ "$(ask "of('$one')['name']")" = "$seats" ] || fail "$one has another seat after a restart of its container"
+}
+killed_inside
+kubectl -n nvshare-test rollout restart deployment/served >/dev/null
+serves 'restarted'
+step 'a Deployment of 3 pods: each has a seat, keeps it when its program is killed, and gives it to the next when it is replaced'
+
+kubectl drain "$node" --ignore-daemonsets --delete-emptydir-data --timeout 120s \
+    --pod-selector 'app.kubernetes.io/part-of in (nvshare, nvshare-test)' >/dev/null 2>&1 || fail "the drain of $node"
+drained=$node
+until_true 60 'drained: no pod has a seat' is 'not pods'
+[ "$(of_served '{.status.phase}' | sort -u)" = Pending ] || fail 'drained: a pod of the Deployment does not wait'
+[ -z "${RESTART_KUBELET:-}" ] || { $RESTART_KUBELET; until_true 60 'drained: slots' has_slots; }
+kubectl uncordon "$node" >/dev/null
+drained=
+serves 'uncordoned'
+step 'drained: its pods left, and no seat had a holder; uncordoned, all are back'
+
+# It refuses while containers have seats, and removes nothing.
+mkdir "$here/clean-up"
+cat >"$here/clean-up/kustomization.yaml" <<END
+resources: [../$folder/clean-up]
+images:
+  - $(substitute "${next:-$image}")
+END
+[ "$gpus" ] || cat >>"$here/clean-up/kustomization.yaml" <<END
+patches:
+  - target: {kind: DaemonSet}
+    patch: |
+      - {op: remove, path: /spec/template/spec/affinity}
+END
+refused() {
+    kubectl -n nvshare-clean-up logs "$(on_node clean-up nvshare-clean-up)" --container clean-up |
+        grep 'containers that have seats: 3, such as nvshare-test/served-'
+}
+left() { # what nvshare has left on the node
+    kubectl create --filename - >/dev/null <<END
+apiVersion: v1
+kind: Pod
+metadata: {name: left, namespace: nvshare-clean-up}
+spec:
+  restartPolicy: Never
+  nodeSelector: {kubernetes.io/hostname: "$node"}
+  tolerations: [{operator: Exists}]
+  containers:
+    - name: main
+      image: "$workload"
+      imagePullPolicy: IfNotPresent
+      command:
+        - sh
+        - -c
+        - >
+          for file in /node/var/lib/nvshare/* /node/var/lib/nvshare/.??* /node/var/run/nvshare*/* /node/var/run/nvshare*/.??*
+          /node/var/run/cdi/*nvshare* /node/var/run/cdi/.*nvshare* /node/var/lib/kubelet/*/*nvshare*;
+          do if [ -e "\$file" ]; then echo "\$file"; fi; done
+      volumeMounts: [$(printf '{name: f%d, mountPath: /node%s, readOnly: true}, ' $(numbered))]
+  volumes: [$(printf '{name: f%d, hostPath: {path: %s}}, ' $(numbered))]
+END
+    until_true 60 'what is left has been listed' sh -c \
+        "kubectl -n nvshare-clean-up get pod left --output 'jsonpath={.status.phase}' | grep -x Succeeded" >&2
+    kubectl -n nvshare-clean-up logs left
+    kubectl -n nvshare-clean-up delete pod left >/dev/null
+}
+numbered() {
+    printf '%s\n' /var/lib/nvshare /var/run/{nvshare,nvshare-seats,nvshare-admin,cdi} /var/lib/kubelet/{device-plugins,plugins_registry} |
+        cat --number
+}
+cleaned() {
+    local files
+    kubectl -n nvshare-clean-up rollout status daemonset/nvshare-clean-up --timeout 900s >/dev/null || fail 'the clean-up is not done'
+    files=$(left)
+    [ -z "$files" ] || fail "the clean-up leaves: $files"
+    kubectl delete -k "$here/clean-up" >/dev/null
+}
+kubectl delete -k "$here" >/dev/null
+put "$here/clean-up"
+until_true 60 'the clean-up refuses' refused
+left | grep /lib/nvshare/lib >/dev/null || fail 'the clean-up has removed the library under pods'
+more='-u STOP /opt/nvshare-workload more --memory 800MiB --block 32MiB --steps 1'
+# shellcheck disable=SC2086
+inside deployment/served -- env -u LD_PRELOAD $more >/dev/null || fail 'without the library, there is not more than the limit'
+# shellcheck disable=SC2086
+out=$(inside deployment/served -- env $more) && fail "the clean-up has removed a limit under pods: $out"
+grep -q 'CUDA error 2"' <<<"$out" || fail "the clean-up refused, and a program in a pod failed: $out"
+step 'the clean-up refuses while pods have seats, and removes nothing'
+kubectl -n nvshare-test delete deployment served >/dev/null
+cleaned
+step 'the clean-up has removed all that was on the node'
 
 # Claims of Dynamic Resource Allocation. NVIDIA's CDI devices bring the GPU, so the simulated card will not do.
 template() { # template NAME CAPACITIES
@@ -367,7 +516,9 @@ claims() {
     until_true 60 'no seat is left' is "len(all['seats']) == 0"
     kubectl delete -k "$here" >/dev/null
     kubectl delete -k "$manifests/dra/cluster" >/dev/null
-    step 'claims: all seats are given back'
+    put "$here/clean-up"
+    cleaned
+    step 'claims: all seats are given back, and nothing is left on the node'
 }
 if [ -z "$gpus" ]; then
     step 'NOT TRIED: claims, which need GPUs'
