@@ -36,7 +36,7 @@ use crate::work::gate;
 pub(crate) use wire::TenantPage;
 use wire::{End, Wire};
 
-/// A process that the scheduler refuses asks it again after so long.
+/// A process that the scheduler refuses asks it again after this time.
 const REFUSED_EVERY: Duration = Duration::from_secs(60);
 
 /// Results of the mover that the session has not taken in yet.
