@@ -123,7 +123,7 @@ spec:
       env: [{name: STOP, value: /tmp/stop}]
       resources: {requests: {cpu: 10m, memory: 32Mi}, limits: {$limits}$uses}
       securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: ["ALL"]}}
-      volumeMounts: [{name: tmp, mountPath: /tmp}$([ "$gpus" ] || echo ', {name: card, mountPath: /sim}')]
+      volumeMounts: [{name: tmp, mountPath: /tmp}$([ "$gpus" ] || echo ", {name: card, mountPath: /sim, subPath: $card}")]
   $claims
   volumes:
     - {name: tmp, emptyDir: {}}
@@ -131,6 +131,8 @@ $([ "$gpus" ] || echo '    - {name: card, persistentVolumeClaim: {claimName: car
 END
 }
 slot='nvshare.com/gpu: 1' claim=
+# A card for this run alone: it keeps the memory of programs that ended in containers.
+card=card-$(date +%s)
 start() { # start NAME LIMITS COMMAND…
     { echo 'apiVersion: v1'; echo 'kind: Pod'; pod "$@"; } | kubectl -n nvshare-test create --filename - >/dev/null
 }
@@ -297,6 +299,8 @@ upgraded() {
     until_true 60 'the next: a new pod is a client' is "gated('new') > 0"
     [ "$(mapped new)" != "$file" ] || fail 'the next: a new pod has the old library'
     [ "$(library new)" != "$before" ] || fail "$next has the same library as $image"
+    inside new -- touch /tmp/stop
+    until_true 60 'the next: a new pod has ended' ended new
     kubectl -n nvshare-test delete pod new >/dev/null
     step "upgraded under both, to $next: they keep the library that they have, and their seats; a new pod has the new library"
 }
@@ -322,8 +326,7 @@ for name in a b; do
 done
 step 'both ended, and all that they computed is right'
 
-# A Deployment makes its pods anew, wherever they went. The simulated card does not notice when a program in a container is killed, so
-# each of these has a card of its own.
+# A Deployment makes its pods anew, wherever they went. Each has a simulated card of its own, as its program will be killed.
 apply
 until_true 60 'a node has slots for a Deployment' has_slots
 {
