@@ -367,7 +367,6 @@ kubectl drain "$node" --ignore-daemonsets --delete-emptydir-data --timeout 120s 
 drained=$node
 until_true 60 'drained: no pod has a seat' is 'not pods'
 [ "$(of_served '{.status.phase}' | sort -u)" = Pending ] || fail 'drained: a pod of the Deployment does not wait'
-[ -z "${RESTART_KUBELET:-}" ] || { $RESTART_KUBELET; until_true 60 'drained: slots' has_slots; }
 kubectl uncordon "$node" >/dev/null
 drained=
 serves 'uncordoned'
