@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, executable};
+use nvshare_harness::{Artifacts, Killed, Program, Running, Scheduler, World, executable};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -181,13 +181,14 @@ fn an_install_replaces_running_files_and_disturbs_nobody() {
     assert!(code == Some(0) && out.matches("installed ").count() == 3, "{out}{error}");
     let library = prefix.join("lib/nvshare/libnvshare.so");
     // A scheduler and a program that run by the installed files.
-    let mut scheduler = Command::new(prefix.join("bin/nvshare-scheduler"))
+    let scheduler = Command::new(prefix.join("bin/nvshare-scheduler"))
         .env("NVSHARE_SOCKET", world.socket())
         .env("NVSHARE_ADMIN_SOCKET", world.admin_socket())
         .env("NVSHARE_CONFIG", "/dev/null")
         .stderr(std::process::Stdio::null())
         .spawn()
         .expect("it runs");
+    let mut scheduler = Killed::from(scheduler);
     nvshare_harness::wait_until("it serves", || world.admin_socket().exists());
     let job = Program::workload(&world, "job", "--memory 128MiB --block 64MiB --full-check")
         .env("LD_PRELOAD", &library.to_string_lossy())
@@ -216,8 +217,6 @@ fn an_install_replaces_running_files_and_disturbs_nobody() {
     assert!(code == Some(1) && error.contains("nothing is installed under"), "{error}");
     world.stop();
     job.finish().intact();
-    scheduler.kill().expect("a child");
-    scheduler.wait().expect("a child");
 }
 
 #[test]
@@ -379,10 +378,9 @@ fn doctor_knows_machines_of_other_kinds() {
     // MPS: the kernel keeps the first fifteen letters of its name.
     let daemon = world.dir().join("nvidia-cuda-mps-control");
     executable(Path::new("/bin/sleep"), &daemon);
-    let mut running = Command::new(&daemon).arg("1000").spawn().expect("it runs");
+    let running = Killed::from(Command::new(&daemon).arg("1000").spawn().expect("it runs"));
     let (code, findings, _) = doctor(&world, None, &[]);
-    running.kill().expect("a child");
-    running.wait().expect("a child");
+    drop(running);
     assert!(code == Some(0) && found(&findings, "warning", "mps").contains("MPS is running"), "{findings}");
 
     // A MIG instance, and NVML.
