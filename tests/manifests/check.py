@@ -109,7 +109,9 @@ def directory_of(path):
     return str(PurePosixPath(path).parent)
 
 
+@functools.lru_cache(maxsize=16)
 def render(root, folder):
+    """The documents of a folder, which no check changes, and why there are none. Each component is compared with all without it."""
     done = subprocess.run(["kubectl", "kustomize", root / folder], capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
         return [], [f"{folder}: does not render: {done.stderr.strip()}"]
@@ -775,23 +777,23 @@ DAEMONS = {
 
 
 def check(root, versions=VERSIONS):
-    """All that is wrong."""
+    """All that is wrong, as it is found."""
     sources = Sources(root)
-    findings = []
     for folder, expected in EXPECTED.items():
         documents, failures = render(root, folder)
         if failures:
-            return failures
+            yield from failures
+            return
         # The generator of a ConfigMap appends a hash.
         found = sorted(re.sub(r"^(ConfigMap/.+)-[a-z0-9]{10}$", r"\1", title(document)) for document in documents)
         if found != expected:
-            findings.append(f"{folder}: has {found}, not {expected}")
+            yield f"{folder}: has {found}, not {expected}"
         limits = []
         namespace = next((d["metadata"]["name"] for d in documents if d["kind"] == "Namespace"), None)
         for document in documents:
             where = f"{folder}: {title(document)}"
             found = check_schema(document, CLAIMS if folder in OF_CLAIMS and versions == VERSIONS else versions)
-            findings += [f"{where}: {finding}" for finding in found]
+            yield from (f"{where}: {finding}" for finding in found)
             if found:
                 # Of the wrong shape.
                 continue
@@ -799,12 +801,12 @@ def check(root, versions=VERSIONS):
                 labels = document["metadata"].get("labels", {})
                 level = labels.get("pod-security.kubernetes.io/enforce")
                 if level != LEVELS[folder]:
-                    findings.append(f"{where}: the level of Pod Security is {level}, not {LEVELS[folder]}")
+                    yield f"{where}: the level of Pod Security is {level}, not {LEVELS[folder]}"
                 continue
             if document["metadata"].get("namespace") != namespace:
-                findings.append(f"{where}: is not in the namespace {namespace}")
+                yield f"{where}: is not in the namespace {namespace}"
             if document["kind"] in CLAIM_KINDS:
-                findings += [f"{where}: {finding}" for finding in CLAIM_KINDS[document["kind"]](document, sources)]
+                yield from (f"{where}: {finding}" for finding in CLAIM_KINDS[document["kind"]](document, sources))
                 continue
             own = []
             if document["kind"] == "DaemonSet":
@@ -817,19 +819,24 @@ def check(root, versions=VERSIONS):
                 own += check_claims_pod(document["spec"])
                 own += check_example(document["spec"], sources)
                 limits += [environment(c).get("NVSHARE_MEM_LIMIT") for c in containers_of(document["spec"])]
-            findings += [f"{where}: {finding}" for finding in own]
+            yield from (f"{where}: {finding}" for finding in own)
         if folder == "manifests/examples" and sorted(map(str, limits)) != ["8GiB", "None"]:
-            findings.append(f"{folder}: not one pod with NVSHARE_MEM_LIMIT=8GiB and one without: {limits}")
-    findings += [*check_kustomization(root), *check_nvml(root, versions), *check_host_memory(root, versions, sources)]
-    findings += [*check_features(root, versions, sources), *check_monitoring(root, versions, sources)]
-    findings += [*check_sizes(root, versions, sources), *check_gpus(root, versions, sources)]
-    findings += [*check_dra(root, versions, sources), *check_recipes(root)]
-    return findings + list(check_simulated(root, versions, sources))
+            yield f"{folder}: not one pod with NVSHARE_MEM_LIMIT=8GiB and one without: {limits}"
+    yield from check_kustomization(root)
+    yield from check_nvml(root, versions)
+    yield from check_host_memory(root, versions, sources)
+    yield from check_features(root, versions, sources)
+    yield from check_monitoring(root, versions, sources)
+    yield from check_sizes(root, versions, sources)
+    yield from check_gpus(root, versions, sources)
+    yield from check_dra(root, versions, sources)
+    yield from check_recipes(root)
+    yield from check_simulated(root, versions, sources)
 
 
 def main():
     try:
-        findings = check(Path(__file__).resolve().parents[2])
+        findings = list(check(Path(__file__).resolve().parents[2]))
         for finding in findings:
             print(f"manifests: {finding}", file=sys.stderr)
         if findings:
