@@ -105,7 +105,7 @@ pub fn preload_file() -> String {
     format!("{}\n", preloaded().display())
 }
 
-/// What a seat's container sees of the host: paths on the host, and in the container. Folders, since files in them are replaced.
+/// Mounts of a seat's container: paths on the host, and in the container. They are folders, since files in them are replaced.
 #[must_use]
 pub fn mounts(seat: SeatName, options: &Options) -> Vec<(PathBuf, PathBuf)> {
     let sockets = Path::new(SYSTEM_SOCKET).parent().unwrap_or(Path::new("/"));

@@ -112,7 +112,7 @@ pub struct ContainerAllocateRequest {
     pub devices_ids: Vec<String>,
 }
 
-/// What the containers get.
+/// The answers for the containers.
 #[derive(Clone, PartialEq, Message)]
 pub struct AllocateResponse {
     /// One for each container.
@@ -120,7 +120,7 @@ pub struct AllocateResponse {
     pub container_responses: Vec<ContainerAllocateResponse>,
 }
 
-/// What a container gets. Devices and annotations (3 and 4) are not used.
+/// The answer for one container. Devices and annotations (3 and 4) are not used.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerAllocateResponse {
     /// Variables.
@@ -225,20 +225,20 @@ pub struct ContainerResources {
     /// Its devices; those of one resource may be in several of these.
     #[prost(message, repeated, tag = "2")]
     pub devices: Vec<ContainerDevices>,
-    /// What it has by claims.
+    /// Its devices by claims.
     #[prost(message, repeated, tag = "5")]
     pub dynamic_resources: Vec<DynamicResource>,
 }
 
-/// What a container has by one claim.
+/// The devices that a container has by one claim.
 #[derive(Clone, PartialEq, Message)]
 pub struct DynamicResource {
-    /// What the drivers gave.
+    /// The devices that the drivers gave.
     #[prost(message, repeated, tag = "4")]
     pub claim_resources: Vec<ClaimResource>,
 }
 
-/// What one driver gave for a claim.
+/// The devices that one driver gave for a claim.
 #[derive(Clone, PartialEq, Message)]
 pub struct ClaimResource {
     /// Devices of the Container Device Interface.
@@ -289,7 +289,7 @@ mod tests {
         };
         let bytes = b"\x0a\x06\x0a\x01k\x12\x01v\x12\x08\x0a\x01c\x12\x01h\x18\x01\x2a\x03\x0a\x01d";
         assert_eq!(allocated.encode_to_vec(), bytes);
-        // What newer kubelets add is skipped.
+        // Fields that newer kubelets add are skipped.
         let newer = [bytes.as_slice(), b"\x3a\x01x"].concat();
         assert_eq!(ContainerAllocateResponse::decode(newer.as_slice()).unwrap(), allocated);
         let preferred = ContainerPreferredAllocationRequest {

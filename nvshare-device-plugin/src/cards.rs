@@ -39,7 +39,7 @@ pub struct Versions {
     pub cuda: Option<String>,
 }
 
-/// What is seen of the GPUs.
+/// The GPUs as they are seen.
 #[derive(Debug)]
 pub enum Seen {
     /// All that are there.

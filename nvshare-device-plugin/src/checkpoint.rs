@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(seats(&text, ours), Ok(expected.into()));
         let none = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#;
         assert_eq!(seats(none, ours), Ok(Seats::new()));
-        // What is not understood says nothing, and least of all that no container has a seat.
+        // An entry that is not understood says nothing, and least of all that no container has a seat.
         let strange = whole(&[entry("app", ours, r#"{"-1":["GPU-1::0"]}"#)]);
         for text in
             ["", "{}", r#"{"Data":{}}"#, r#"{"Data":{"Entries":[]}}"#, &text[..text.len() / 2], &strange]

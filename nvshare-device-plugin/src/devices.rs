@@ -13,7 +13,7 @@ pub struct Card {
     pub gpu: GpuUuid,
     /// Its place among the GPUs of the machine, from 0.
     pub index: u32,
-    /// What it is, where that is known.
+    /// Its model, where that is known.
     pub model: Option<String>,
     /// The number in the name of its file, `/dev/nvidiaN`, where that is known.
     pub minor: Option<u32>,
@@ -37,7 +37,7 @@ impl Card {
 pub struct Named {
     /// Their names.
     pub gpus: Vec<GpuUuid>,
-    /// What names them, for messages.
+    /// The option that names them, for messages.
     pub by: String,
 }
 

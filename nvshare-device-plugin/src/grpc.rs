@@ -28,7 +28,7 @@ pub type Call = http::Request<Incoming>;
 /// An answer, as it goes to a socket.
 pub type Answer = http::Response<Body>;
 
-/// What sends calls, from any thread.
+/// A sender of calls, for any thread.
 trait Sends: GrpcService<Body, ResponseBody = Incoming, Future: Send> + Send {}
 
 impl<T: GrpcService<Body, ResponseBody = Incoming, Future: Send> + Send> Sends for T {}

@@ -1,4 +1,4 @@
-//! What both APIs have of a machine: its GPUs, its scheduler, NVIDIA's devices, and the seats that were given out.
+//! The machine as both APIs see it: its GPUs, its scheduler, NVIDIA's devices, and the seats that were given out.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -33,9 +33,9 @@ const OTHERS: (&str, &str) = ("nvshare-", ".sock");
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often a plugin looks whether the one before it has ended: meanwhile the kubelet has no slots.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
-/// A registration that failed is tried again after so long, and each time after twice as long, up to the second of these.
+/// A registration that failed is tried again after the first of these, and each time after twice as long, up to the second.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
-/// A kubelet that does not answer for so long, or that does not ask for the list, is tried again.
+/// A kubelet is tried again after this long without an answer, or without a question for the list.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 static WAITING: Seldom = Seldom::new(|text| info!("{text}"));

@@ -1,7 +1,7 @@
 //! Gives GPUs to containers of Kubernetes: each that gets a share of one gets a seat at the scheduler. By the device plugin API a GPU has slots that
 //! are counted (`nvshare.com/gpu`, and further [`resources`]); by Dynamic Resource Allocation it is a device that many claims may have ([`dra`]).
 //!
-//! What is decided is in modules without IO: [`resources`], [`devices`], [`troubles`], [`allocate`], [`preferred`], [`cdi`], [`nvidia`], [`checkpoint`], [`unused`]. Around them: the kubelet
+//! Decisions are in modules without IO: [`resources`], [`devices`], [`troubles`], [`allocate`], [`preferred`], [`cdi`], [`nvidia`], [`checkpoint`], [`unused`]. Around them: the kubelet
 //! ([`kubelet`], [`grpc`]), the scheduler and the pods ([`upkeep`], [`pods`]), and files ([`files`], [`records`], [`specifications`],
 //! [`cards`], [`features`]). [`host`] holds together what both APIs have, [`plugin`] is the device plugin API, [`rivals`] keeps a node to one of the
 //! two, and [`clean_up`] removes what they leave.

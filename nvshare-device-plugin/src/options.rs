@@ -20,7 +20,7 @@ pub struct Options {
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub node_name: Option<String>,
 
-    /// Slots of each GPU: so many containers may share it, 1 to 1000
+    /// Slots of each GPU, 1 to 1000: the most containers that may share it
     #[arg(long, value_name = "N", default_value = "10", value_parser = resources::slots, allow_negative_numbers = true)]
     pub slots: u32,
 
@@ -61,8 +61,8 @@ pub struct Options {
     #[arg(long, value_name = "NAME", default_value = cdi::KIND, value_parser = resource)]
     pub resource: String,
 
-    /// A further resource, `nvshare.com/gpu.NAME`, with slots of its own on each GPU: slots, memory, compute, weight, priority. What it does not say
-    /// is as for the main one. May be said several times
+    /// A further resource, `nvshare.com/gpu.NAME`, with slots of its own on each GPU: slots, memory, compute, weight, priority. The main one's values
+    /// hold for all that it does not say. May be said several times
     #[arg(long, value_name = "NAME=KEY=VALUE,…", allow_hyphen_values = true)]
     pub also: Vec<Also>,
 
@@ -106,11 +106,11 @@ pub struct Options {
     #[arg(long, value_name = "DIR", default_value = "/var/run", hide = true)]
     pub run_dir: PathBuf,
 
-    /// A seat of several slots goes when no container has had it for so many seconds
+    /// Seconds without a container after which a seat of several slots goes
     #[arg(long, value_name = "SECONDS", default_value = "600", hide = true)]
     pub keep_unused: u64,
 
-    /// So many seconds a scheduler that is replaced, or that starts with the machine, counts as there without an answer. Before version 1.27 a kubelet
+    /// Seconds in which a scheduler that is replaced, or that starts with the machine, counts as there without an answer. Before version 1.27 a kubelet
     /// whose pods come and go takes up to 40 s to replace the scheduler's, as it makes five calls a second (`kubeAPIQPS`). Kubernetes learns of
     /// slots that are not healthy up to 10 s later, and a kubelet fails pods that come meanwhile for ever
     #[arg(long, value_name = "SECONDS", default_value = "60", hide = true)]

@@ -25,12 +25,12 @@ use crate::resources::Resource;
 use crate::unused::Unused;
 use crate::{allocate, checkpoint, devices, preferred};
 
-/// So many seats are made ahead at most before the scheduler is told again which pods have seats.
+/// The largest number of seats that are made ahead, before the scheduler is told again which pods have seats.
 const AHEAD: usize = 50;
 
 static NOT_REMOVED: Seldom = Seldom::new(|text| warn!("{text}"));
 
-/// What the plugin knows.
+/// The state of the plugin.
 #[derive(Debug)]
 pub struct Plugin {
     /// The machine.
@@ -52,7 +52,7 @@ pub struct Offer {
     devices: watch::Sender<ListAndWatchResponse>,
 }
 
-/// What is to be done about seats.
+/// Things that are to be done about seats.
 #[derive(Debug, Default)]
 pub(crate) struct Due {
     /// Some of those of single slots that are to be made ahead.
@@ -105,7 +105,7 @@ impl Plugin {
         }
     }
 
-    /// What is to be done about seats. One look waits for the disk once: looks are all that the plugin does when nothing happens.
+    /// Returns the things that are to be done about seats. One look waits for the disk once: looks are all that the plugin does when nothing happens.
     ///
     /// `given`: the seats that the kubelet's record names; none: there is no record. `is_whole`: what it does not name may go.
     pub(crate) async fn due(self: &Arc<Self>, given: Option<Arc<checkpoint::Seats>>, is_whole: bool) -> Due {
@@ -208,7 +208,7 @@ impl Plugin {
         Ok(AllocateResponse { container_responses: responses.collect() })
     }
 
-    /// What each container asks for of a resource.
+    /// The slots of a resource that each container asks for.
     fn read(&self, resource: &Resource, request: &AllocateRequest) -> Result<Vec<Asked>, Status> {
         let (is_offered, multi_gpu) =
             (|gpu: GpuUuid| self.host.card(gpu).is_some(), self.host.options.multi_gpu);

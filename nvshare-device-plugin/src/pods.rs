@@ -25,7 +25,7 @@ use crate::{cdi, checkpoint};
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// The kubelet notes what it gives to a container soon after it has it.
 const SETTLE: Duration = Duration::from_millis(300);
-/// A kubelet that does not answer for so long is asked anew.
+/// A kubelet is asked anew after this long without an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most seats in a message: names of pods are long, and a message is 64 KiB at most.
 const MOST: usize = 100;
@@ -41,7 +41,7 @@ pub type Holders = BTreeMap<SeatName, Holder>;
 /// A seat, and the container that has it now.
 pub type Change = (SeatName, Option<Holder>);
 
-/// A kubelet that starts again knows no pods for a while: so many looks in a row do not find a container that is gone.
+/// A container is gone after this number of looks in a row that do not find it: a kubelet that starts again knows no pods for a while.
 const MISSES: u32 = 5;
 
 /// Which containers have seats, over several looks.
@@ -98,7 +98,7 @@ pub fn holders(pods: &ListPodResourcesResponse, main: &str) -> Holders {
     holders
 }
 
-/// What the scheduler has to be told: what changed, or all where it knows nothing yet.
+/// News for the scheduler: changes, or all holders where it knows nothing yet.
 ///
 /// `told`: what it was told; none: nothing. Then `seats` are all that were given out.
 #[must_use]
@@ -176,7 +176,7 @@ pub async fn tell(
 ) {
     let socket = socket(&host.options);
     let mut kubelet = None;
-    // What was told, and to which run of the scheduler.
+    // The holders that were told, and the run of the scheduler that knows them.
     let mut told: Option<(u64, Holders)> = None;
     let mut held = Held::default();
     // The last list, and what it says.

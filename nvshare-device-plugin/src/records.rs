@@ -30,7 +30,7 @@ pub struct Claim {
     pub namespace: String,
     /// The claim's name.
     pub name: String,
-    /// What tells it from all other claims, also from an earlier one of the same name.
+    /// The number that tells it from all other claims, also from an earlier one of the same name.
     pub uid: String,
     /// The claim's request that each slot of the seat is for.
     pub requests: Vec<String>,

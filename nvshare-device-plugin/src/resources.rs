@@ -15,7 +15,7 @@ use crate::records::Record;
 pub const MOST_SLOTS: u32 = 1000;
 /// Longest name of a further row, in bytes. The path of its socket, and Kubernetes' name of the resource, are longer.
 const LONGEST_NAME: usize = 30;
-/// What a further row may say.
+/// The keys of a further row.
 const KEYS: &str = "slots, memory, compute, weight, priority";
 
 /// A further row, as the command line has it: `NAME=KEY=VALUE,…`. It has the main one's value of what it does not say.
@@ -272,7 +272,7 @@ mod tests {
     fn the_kubelets_names_are_slots_that_no_other_row_has() {
         let gpu = GpuUuid([1; 16]);
         let all = table("--slots 1000 --also small=memory=8g --also low=priority=low,slots=3").unwrap();
-        // Whatever stands beside it.
+        // With any words beside it.
         let alone = table("--also low=priority=low,slots=3").unwrap();
         assert_eq!(alone[1], all[2]);
         let mut seats = BTreeSet::new();

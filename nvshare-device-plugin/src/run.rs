@@ -23,7 +23,7 @@ use crate::resources::Resource;
 use crate::{clean_up, dra, features, files, kubelet, pods, rivals, upkeep};
 
 const LOOK_FOR_GPUS_EVERY: Duration = Duration::from_secs(5);
-/// Once there is a GPU, others whose UUIDs cannot be read are waited for so long. Some never can be: a GPU may be broken or not visible here.
+/// Once there is a GPU, the plugin waits this long for others whose UUIDs cannot be read. Some never can be: a GPU may be broken or invisible.
 const OTHERS_PATIENCE: Duration = Duration::from_secs(60);
 
 static NO_GPU: Seldom = Seldom::new(|text| info!("{text}"));
@@ -32,7 +32,7 @@ static NOT_ALL: Seldom = Seldom::new(|text| info!("{text}"));
 /// Serves for ever, or cleans up.
 ///
 /// # Errors
-/// What the command line asks for cannot be had.
+/// The command line asks for something that cannot be had.
 pub async fn run(options: Options) -> Result<(), String> {
     if options.clean_up {
         return clean_up::run(&options).await;

@@ -12,10 +12,10 @@ use crate::devices::Card;
 /// (<https://docs.nvidia.com/deploy/xid-errors/>): an exception in a kernel, a page fault, a program that was stopped, cleaned up after, failed in
 /// video, or took too long to switch.
 const OF_PROGRAMS: [u64; 6] = [13, 31, 43, 45, 68, 109];
-/// A GPU without another error for so long is given out again.
+/// A GPU is given out again after this long without another error.
 const QUIET: Duration = Duration::from_secs(600);
 
-/// What is wrong with a GPU.
+/// A trouble of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
     /// It is not there any more.
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(say(&mut troubles, 2, &told), [a].into());
         troubles.look(&cards, &cards);
         assert_eq!(say(&mut troubles, 3, &["again"]), BTreeSet::new());
-        // What programs cause is none.
+        // An error that a program causes is none.
         OF_PROGRAMS.iter().for_each(|&code| troubles.xid(a, code, at(3)));
         assert_eq!(say(&mut troubles, 4, &[]), BTreeSet::new());
         troubles.xid(a, 79, at(10));

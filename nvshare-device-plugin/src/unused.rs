@@ -1,6 +1,6 @@
 //! Which seats go: those that no container has had for a while.
 //!
-//! The slots of a GPU are few, and each is a seat for ever. The sets of slots are many, and the scheduler has places for so many seats. So a set
+//! The slots of a GPU are few, and each is a seat for ever. The sets of slots are many, and the number of seats is bounded. So a set
 //! goes once neither the kubelet's record nor its list of pods has named it for a while, and it was not given out in the meantime: the kubelet notes
 //! what it was given a moment later. The scheduler refuses as long as a process uses the seat.
 
@@ -31,13 +31,13 @@ impl Unused {
         self.0.remove(&name);
     }
 
-    /// Whether no container has had the seat for so long.
+    /// Whether no container has had the seat for the time after which it goes.
     #[must_use]
     pub fn is_over(&self, name: SeatName, patience: Duration, now: Instant) -> bool {
         self.0.get(&name).is_some_and(|&since| now.saturating_duration_since(since) >= patience)
     }
 
-    /// The seats that no container has had for so long.
+    /// The seats that no container has had for that time.
     #[must_use]
     pub fn over(&self, patience: Duration, now: Instant) -> Vec<SeatName> {
         self.0.keys().copied().filter(|&name| self.is_over(name, patience, now)).collect()

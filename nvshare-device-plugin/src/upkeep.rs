@@ -1,4 +1,4 @@
-//! What is looked at every few seconds: whether the scheduler answers, NVIDIA's CDI devices, and our own.
+//! Looks that are made every few seconds: whether the scheduler answers, NVIDIA's CDI devices, and our own.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -24,7 +24,17 @@ const WALKS: [&str; 4] = ["### A launch", "### An allocation", "### A hand-over"
 /// Folders whose comments are as plain as documents.
 const PLAIN: [&str; 2] = ["libnvshare/src", "libnvshare/client/src"];
 /// Folders whose comments tell subjects and numbers, though a sentence may be long.
-const TOLD: [&str; 6] = ["libnvshare", "nvshare-admin", "nvshare-ctl", "proto", "tests", "xtask"];
+const TOLD: [&str; 9] = [
+    "libnvshare",
+    "nvshare-admin",
+    "nvshare-device-plugin/src",
+    "nvshare-scheduler/core/src",
+    "nvshare-scheduler/src",
+    "nvshare-ctl",
+    "proto",
+    "tests",
+    "xtask",
+];
 
 const LONG: &str = "a long sentence";
 

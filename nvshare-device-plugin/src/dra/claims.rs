@@ -17,7 +17,7 @@ use crate::devices::Card;
 use crate::options::Options;
 use crate::records::{Claim, Record, Seats};
 
-/// What Kubernetes writes on a claim that it made for an extended resource.
+/// The annotation that Kubernetes writes on a claim which it made for an extended resource.
 const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
 
 /// Why a claim does not get what was allocated to it.
@@ -64,11 +64,11 @@ pub enum Refusal {
     Capacity {
         /// The capacity.
         capacity: &'static str,
-        /// What is allocated.
+        /// The amount that is allocated.
         value: String,
         /// The device.
         device: String,
-        /// What can be followed.
+        /// The amounts that can be followed.
         accepted: String,
     },
     /// Parameters that are not known, or may not be had.

@@ -62,7 +62,7 @@ pub struct Claim {
     /// Its namespace.
     #[prost(string, tag = "1")]
     pub namespace: String,
-    /// What tells it from all others.
+    /// The number that tells it from all others.
     #[prost(string, tag = "2")]
     pub uid: String,
     /// Its name.
@@ -70,7 +70,7 @@ pub struct Claim {
     pub name: String,
 }
 
-/// What each claim gets, by the claims' UIDs.
+/// The answer for each claim, by the claims' UIDs.
 #[derive(Clone, PartialEq, Message)]
 pub struct PrepareResponse {
     /// One for each claim that was named.
@@ -78,7 +78,7 @@ pub struct PrepareResponse {
     pub claims: BTreeMap<String, Prepared>,
 }
 
-/// What a claim gets.
+/// The answer for one claim.
 #[derive(Clone, PartialEq, Message)]
 pub struct Prepared {
     /// The devices.
@@ -106,7 +106,7 @@ pub struct Device {
     pub cdi_device_ids: Vec<String>,
 }
 
-/// What became of each claim, by the claims' UIDs.
+/// The outcome for each claim, by the claims' UIDs.
 #[derive(Clone, PartialEq, Message)]
 pub struct UnprepareResponse {
     /// One for each claim that was named.
@@ -114,7 +114,7 @@ pub struct UnprepareResponse {
     pub claims: BTreeMap<String, Unprepared>,
 }
 
-/// What became of a claim.
+/// The outcome for one claim.
 #[derive(Clone, PartialEq, Message)]
 pub struct Unprepared {
     /// Why it is still prepared; empty: it is not.
@@ -153,7 +153,7 @@ mod tests {
         let bytes =
             b"\x0a\x16\x0a\x01u\x12\x11\x0a\x0c\x0a\x01r\x12\x01p\x1a\x01d\x22\x01c\x12\x01e".as_slice();
         assert_eq!(response.encode_to_vec(), bytes);
-        // What newer kubelets add is skipped.
+        // Fields that newer kubelets add are skipped.
         let newer = [bytes, b"\x3a\x01x"].concat();
         assert_eq!(PrepareResponse::decode(newer.as_slice()).unwrap(), response);
         let unprepared = Unprepared { error: "e".to_owned() };

@@ -62,7 +62,7 @@ pub struct Driver {
 /// The API server of a node's driver.
 ///
 /// # Errors
-/// What the command line asks for cannot be had.
+/// The command line asks for something that cannot be had.
 pub async fn server(options: &Options) -> Result<Server, String> {
     let Some(node) = options.node_name.clone().filter(|node| !node.is_empty()) else {
         return Err("--api dra: the name of the node is missing: --node-name, or $NODE_NAME".to_owned());
@@ -152,7 +152,7 @@ impl Driver {
         for record in seats {
             self.host.give(record).await.map_err(words)?;
         }
-        // What the claim had when it was allocated to something else.
+        // The seats that the claim had when it was allocated to something else.
         self.end(&claim.uid, &names).await?;
         self.ended.notify_one();
         self.host.publish_soon().await.map_err(words)?;
@@ -181,7 +181,7 @@ impl Driver {
         }
     }
 
-    /// What was given to a claim.
+    /// Returns the seats that were given to a claim.
     async fn recorded(&self, uid: &str) -> Vec<Record> {
         let uid = uid.to_owned();
         let is_its = move |record: &&Record| record.claim.as_ref().is_some_and(|claim| claim.uid == uid);

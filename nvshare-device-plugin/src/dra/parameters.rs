@@ -1,4 +1,4 @@
-//! What a claim or a DeviceClass says of a seat beside its capacities: `SeatParameters`.
+//! Settings of a seat in a claim or a DeviceClass beside its capacities: `SeatParameters`.
 
 use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
 use nvshare_proto::{Enforcement, Given, MOST_WEIGHT, Priority, USUAL_WEIGHT};

@@ -22,10 +22,10 @@ const LONGEST_WATCH: Duration = Duration::from_secs(WATCH as u64 + 10);
 /// Slices are listed no sooner after one another.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What is published, and what became of it.
+/// The slice that is published, and its outcome.
 #[derive(Debug, Default)]
 struct Published {
-    /// What was written last, and what the API server made of it.
+    /// The slice that was written last, and as the API server keeps it.
     written: Option<(Vec<Device>, Vec<Device>)>,
     /// Whether it was said that fields are dropped.
     has_complained: bool,
@@ -38,7 +38,7 @@ pub async fn keep(
     mut offered: watch::Receiver<BTreeSet<GpuUuid>>,
     again: &Notify,
 ) {
-    // What was said of an API server that is away.
+    // The line of the log about an API server that is away.
     let (mut published, mut pause, mut said) = (Published::default(), AGAIN.0, String::new());
     loop {
         let wanted = devices(&offered.borrow_and_update());

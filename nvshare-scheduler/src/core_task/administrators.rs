@@ -90,7 +90,7 @@ impl CoreTask {
         }
     }
 
-    /// What to say where a client has more memory than its new limit allows.
+    /// Words for the answer where a client has more memory than its new limit allows.
     fn beyond_limit(&self, client: ClientId, gpu: Option<GpuUuid>, limit: Option<u64>) -> Option<String> {
         let limit = limit.filter(|&limit| limit > 0)?;
         let rows = self.core.client_status_at(self.started.elapsed());

@@ -218,7 +218,7 @@ mod tests {
         assert_eq!((about.used, has), (6 * MIB, BTreeMap::from([(1, 4 * MIB), (2, 2 * MIB)])));
     }
 
-    /// What an account is told that others lack, before the answer to a question.
+    /// The bytes that others lack, as an account is told before the answer to a question.
     async fn short(account: &mut Account) -> Vec<u64> {
         account.ask(0);
         let mut short = Vec::new();
@@ -228,7 +228,7 @@ mod tests {
         short
     }
 
-    /// What others give back is of no use to an owner that has its part.
+    /// Memory that others give back is of no use to an owner that has its part.
     #[tokio::test]
     async fn owners_are_told_what_another_one_lacks_of_its_part() {
         let budget = Budget { all: 12 * MIB, each: 8 * MIB };
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(short(&mut accounts[3]).await, []);
     }
 
-    /// What it says costs nobody any time but what is new: the thread works for all clients.
+    /// Only news takes the time of the thread, which works for all clients.
     #[tokio::test]
     async fn a_client_that_says_the_same_over_and_over_gives_the_thread_nothing_to_do() {
         let (requests, received) = mpsc::channel();
@@ -275,7 +275,7 @@ mod tests {
             received.try_iter().partition(|request| matches!(request, Request::Claim { .. }));
         assert_eq!(claims.into_iter().map(claimed).sum::<usize>(), MOST_EACH - 2);
         assert_eq!(rest.len(), 1, "{rest:?}");
-        // What it has got it gives back once.
+        // It gives back once each segment that it has got.
         let file = std::fs::File::open("/dev/null").unwrap();
         account.answer.try_send(News::Lot(vec![(held(5000), Arc::new(file.into()))])).unwrap();
         account.next().await;

@@ -46,7 +46,7 @@ fn a_scheduler_that_has_run_for_a_while_hears_no_more_of_earlier_ones() {
     worker.hears_claims_until = Instant::now();
     worker.serve(claim(2 * MIB));
     assert_eq!(worker.ledger.sum(), 0);
-    // What it has handed out itself it knows: the client comes back on another connection.
+    // It knows the segments that it has handed out itself: the client comes back on another connection.
     let lot = worker.make(1, 2 * MIB).0;
     worker.out[0].client = None;
     worker.serve(Request::Claim { client: 1, segments: vec![lot[0].0] });
@@ -56,7 +56,7 @@ fn a_scheduler_that_has_run_for_a_while_hears_no_more_of_earlier_ones() {
     assert_eq!(early.ledger.sum(), 2 * MIB);
 }
 
-/// The kernel takes its time to say so of pages that are locked. What lies between the two, and is in use, does not count.
+/// The kernel takes its time to say so of pages that are locked. Memory between the two, and in use, does not count.
 #[test]
 fn a_segment_that_stays_in_use_delays_those_behind_it_by_one_look() {
     let mut worker = worker(100, Duration::ZERO);

@@ -202,7 +202,7 @@ impl Counted {
         self.counters.loops.iter().for_each(|histogram| histogram.observe(took.as_secs_f64()));
     }
 
-    /// A client has said its counters. What it has when it says them first was counted before it came, under an earlier
+    /// A client has said its counters. The counts that it has when it says them first were made before it came, under an earlier
     /// connection.
     pub(crate) fn said(&mut self, id: ClientId, counters: &nvshare_proto::Counters) {
         let Some(client) = self.clients.get_mut(&id) else { return };
@@ -488,7 +488,7 @@ mod tests {
         world.copied(1, [0, 0]);
         world.copied(1, [5, 5]);
         assert_eq!(world.text(), empty);
-        // What it has copied since counts when it has one.
+        // The bytes that it has copied since count when it has one.
         world.after(0, 1, EventKind::Registered, 0, None);
         world.copied(1, [6, 5]);
         assert_eq!(world.value("tenant_copied_out_bytes_total", "a"), Some(6.0));

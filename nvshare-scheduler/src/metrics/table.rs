@@ -62,7 +62,7 @@ pub(super) type Length = fn(&Moment) -> Option<f64>;
 /// The values of the labels, and the figure.
 pub(super) type Row = (Vec<String>, u64);
 
-/// What an event says of a client on one of its GPUs; times in seconds.
+/// The part of an event that is about one GPU of a client; times in seconds.
 #[derive(Debug)]
 pub(super) struct Moment {
     pub(super) kind: EventKind,
@@ -75,7 +75,7 @@ pub(super) struct Moment {
     pub(super) free: Option<f64>,
 }
 
-/// What has passed for a client since it was counted last, in seconds.
+/// The times that have passed for a client since it was counted last, in seconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Passed {
     pub(super) held: f64,

@@ -73,7 +73,7 @@ impl Root {
         self.take()?;
         make_folder(&self.workshop(), 0o700)?;
         let is_new = make_folder(&folder, 0o755)?;
-        // Who finds the socket finds the limits as well.
+        // A program that finds the socket finds the limits as well.
         let made = self
             .write_limits(name, given)
             .and_then(|()| bind_from(&self.workshop(), &folder.join(SEAT_SOCKET), 0o666));

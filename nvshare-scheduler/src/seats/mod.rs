@@ -31,7 +31,7 @@ const CONNECTIONS: Rate = Rate { burst: 512, each_second: 512 };
 const LOOK_AFTER_EVERY: Duration = Duration::from_secs(1);
 /// A process that registers within this time after its seat's limits have changed may have read the earlier ones.
 const READ_BEFORE: Duration = Duration::from_secs(10);
-/// Longest part of a holder's name: names in Kubernetes are at most so long.
+/// Longest part of a holder's name. Kubernetes has the same limit.
 const LONGEST_NAME: usize = 253;
 /// Tried again every few milliseconds.
 static NOT_ACCEPTED: Seldom = Seldom::new(log::warn);
@@ -313,12 +313,12 @@ impl Seats {
         Ok(format!("seat {name} is removed"))
     }
 
-    /// What a seat sets; nothing, if there is no such seat.
+    /// Returns the limits that a seat sets; nothing, if there is no such seat.
     pub(crate) fn given(&self, name: SeatName) -> Given {
         lock(&self.0.places).get(&name).map(|place| place.record.seat.given).unwrap_or_default()
     }
 
-    /// What a seat set until a moment ago, if that was something else: a process that registers now may have read it.
+    /// Returns the limits of a seat before its last change, for a moment: a process that registers now may have read them.
     pub(crate) fn given_before(&self, name: SeatName) -> Option<Given> {
         let (before, changed) = lock(&self.0.places).get(&name)?.before?;
         (changed.elapsed() < READ_BEFORE).then_some(before)
@@ -510,7 +510,7 @@ mod tests {
         assert!(seats.make(seat(1)).is_ok(), "it is there");
         seats.remove(seat(0).name()).unwrap();
         seats.make(seat(2)).unwrap();
-        // What is recorded, and in whose place something else is, is tried again.
+        // A recorded seat whose place something else has is tried again.
         let socket = folder.join("seats").join(seat(2).name().to_string()).join("scheduler.sock");
         lock(&seats.0.places).clear();
         drop(seats);

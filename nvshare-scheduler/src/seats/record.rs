@@ -19,7 +19,7 @@ pub(super) struct Record {
     pub(super) came: bool,
 }
 
-/// The contents of a record. What a newer version wrote beside this is left out.
+/// The contents of a record. Words that a newer version wrote beside this are left out.
 #[derive(serde::Deserialize)]
 struct Written {
     slots: Vec<String>,
@@ -104,7 +104,7 @@ impl Records {
         };
         let (mut records, mut warnings) = (Vec::new(), Vec::new());
         for path in found.flatten().map(|entry| entry.path()) {
-            // What `replace` had begun when the process ended is no record.
+            // A file that `replace` had begun when the process ended is no record.
             let name = path.file_name().and_then(|name| name.to_str()?.parse::<SeatName>().ok());
             let Some(name) = name else { continue };
             let record = fs::read_to_string(&path).map_err(|error| error.to_string());

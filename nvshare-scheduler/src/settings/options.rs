@@ -110,7 +110,7 @@ pub(super) struct Shared {
     #[arg(long, value_name = "ADDR")]
     pub(super) metrics: Option<Address>,
 
-    /// What a file says of single GPUs.
+    /// Settings of single GPUs, which a file alone has.
     #[arg(skip)]
     pub(super) gpu: BTreeMap<GpuUuid, OfGpu>,
 }
@@ -139,7 +139,7 @@ impl Shared {
     }
 }
 
-/// What a file says of one GPU.
+/// The settings of one GPU in a file.
 #[derive(Debug, Clone, Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct OfGpu {

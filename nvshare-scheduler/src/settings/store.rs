@@ -64,7 +64,7 @@ struct State {
     tq: Option<Tq>,
     scheduling: Option<bool>,
     gpu: BTreeMap<GpuUuid, Own>,
-    /// What Slurm's jobs may have, by their numbers.
+    /// Limits of Slurm's jobs, by their numbers.
     job: BTreeMap<u32, Given>,
 }
 
@@ -123,7 +123,7 @@ impl Store {
         self.changed()
     }
 
-    /// What one of Slurm's jobs may have.
+    /// The limits of one of Slurm's jobs.
     #[must_use]
     pub fn job(&self, job: u32) -> Given {
         self.state.job.get(&job).copied().unwrap_or_default()

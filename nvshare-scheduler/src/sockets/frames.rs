@@ -31,7 +31,7 @@ pub(crate) fn on(stream: UnixStream) -> Stream {
 /// Longest frame of a registered client, in bytes, once it has listed what it has of the host's memory.
 const LONGEST: usize = 4096;
 
-/// Lets a registered client say only short things from now on. What it sent before takes no more memory, nor
+/// Lets a registered client say only short things from now on. Its earlier frames take no more memory, nor
 /// does a frame that it never completes. Returns false if a longer one has begun.
 pub(crate) fn shorten(framed: &mut Stream) -> bool {
     let buffer = framed.read_buffer_mut();

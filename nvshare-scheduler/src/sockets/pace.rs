@@ -16,7 +16,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Limits connections to a rate. Whatever connects before `holds_from` is accepted at once.
+    /// Limits connections to a rate. Connections before `holds_from` are accepted at once.
     pub(crate) fn new(rate: Rate, holds_from: Instant) -> Self {
         Self { connections: Bucket::new(rate, Instant::now()), holds_from }
     }

@@ -17,7 +17,7 @@
 //!   side.
 //! - While turns are taken, a window side by side shows every [`CHECK_EVERY`] whether that is still right. A
 //!   sum above 1 twice, or above [`CLEARLY`] once, ends them.
-//! - What rounds may have cost stays within [`MAY_COST`] of the time that the set has lasted. A trial that
+//! - Rounds cost no more than [`MAY_COST`] of the time that the set has lasted. A trial that
 //!   showed nothing is repeated after [`RETRY`], and each time twice as late, up to [`RETRY_AT_MOST`].
 
 use std::time::Duration;
