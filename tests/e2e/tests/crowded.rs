@@ -40,10 +40,11 @@ fn processes_of_a_seat_that_begin_at_once_have_one_limit() {
     let places = Places::of(&world);
     let _scheduler = places.start(&world);
     let name = make(&world, &seat(0, 0, LIMITED));
-    let takers = [0, 1, 2, 3, 4, 5].map(|n| taker(&world, &format!("taker{n}"), &places.socket(name)));
-    let mut answered = answers(&world, &takers);
-    answered.sort();
-    assert_eq!(answered, ["0", "2", "2", "2", "2", "2"]);
+    let takers: Vec<_> =
+        (0..100).map(|n| taker(&world, &format!("taker{n}"), &places.socket(name))).collect();
+    let answered = answers(&world, &takers);
+    let given = answered.iter().filter(|answer| *answer == "0").count();
+    assert_eq!((given, answered.len()), (1, 100), "{answered:?}");
     world.stop();
     for taker in takers {
         taker.finish().passed();
