@@ -234,7 +234,7 @@ async fn restarts_in_any_order_take_nothing_from_a_pod() {
 }
 
 #[tokio::test]
-#[ignore = "takes a quarter of an hour"]
+#[ignore = "takes two minutes"]
 async fn a_thousand_restarts_in_any_order_take_nothing_from_a_pod() {
     survives(1000, 20, 2).await;
 }
