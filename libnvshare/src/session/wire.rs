@@ -75,7 +75,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends the frames that were put, in one go: all that a hand-over has to say wakes the scheduler once.
+    /// Sends the frames that were put, in one go: all that a hand-over has to say wakes the scheduler once. A scheduler that has closed the
+    /// connection is no error here: the frames that it sent before, such as a refusal, are read first.
     pub(super) fn flush(&mut self) -> Result<(), String> {
         if self.outgoing.is_empty() {
             return Ok(());
@@ -83,7 +84,10 @@ impl Wire {
         let _writing = lock(&WRITING);
         let sent = write_all(DESCRIPTOR.get().ok_or(CLOSED_BY_HOST)?, &self.outgoing);
         self.outgoing.clear();
-        sent
+        match sent {
+            Err(error) if !is_end(&error) => Err(error.to_string()),
+            _ => Ok(()),
+        }
     }
 
     /// Reads the frames that have come. The end of the connection comes with the whole frames before it.
@@ -180,17 +184,22 @@ fn receive_with(descriptor: i32, bytes: &mut [u8], passed: &mut VecDeque<Vec<Own
     Ok(read)
 }
 
+/// Whether the other side has closed the connection.
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
+}
+
 /// Writes without raising SIGPIPE in the program.
-fn write_all(descriptor: i32, mut bytes: &[u8]) -> Result<(), String> {
+fn write_all(descriptor: i32, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         // SAFETY: readable bytes of the given length.
         let sent = unsafe { libc::send(descriptor, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
         if sent < 0 {
-            let error = std::io::Error::last_os_error();
+            let error = io::Error::last_os_error();
             if error.kind() == ErrorKind::Interrupted {
                 continue;
             }
-            return Err(error.to_string());
+            return Err(error);
         }
         bytes = bytes.get(sent as usize..).unwrap_or_default();
     }
