@@ -87,7 +87,7 @@ fn socket_where(mounts: &str) -> Option<PathBuf> {
 
 /// The seats whose folders are mounted, and where, by the kernel's list. A mount's fourth field says which folder of its file system is
 /// mounted, and the fifth where (`proc_pid_mountinfo(5)`). Neither a variable nor an empty folder hides that. A node may keep its seats in
-/// a folder of another name. Each seat is also mounted at its own path, which says it then.
+/// a folder of another name. Then the path in the container names the seat: each is mounted at its own path as well.
 fn mounted(list: &str) -> Vec<(SeatName, PathBuf)> {
     let of_seats = Path::new(SEATS).file_name();
     let name_of = |folder: &Path| -> Option<SeatName> {
