@@ -54,7 +54,10 @@ impl NvmlThread {
             let mut silent = BTreeSet::new();
             for gpu in received {
                 let seen = look(&nvml, gpu);
-                if let (Err(error), true) = (&seen, silent.len() < MOST_SILENT && silent.insert(gpu)) {
+                if let Err(error) = &seen
+                    && silent.len() < MOST_SILENT
+                    && silent.insert(gpu)
+                {
                     info!("NVML says nothing of {gpu} ({error}): it is as large as was known before");
                 }
                 answer(gpu, seen.ok());
