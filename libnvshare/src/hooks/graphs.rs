@@ -1,7 +1,7 @@
 //! Graphs that allocate. An allocation node takes memory when its graph runs, from the device's pool for graphs.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::target::{device_of_properties, pass_gate_for_addresses, pass_gate_on};
 use crate::driver::functions::signatures;
@@ -41,19 +41,15 @@ pub(crate) fn add_if_admitted(
     bytes: u64,
     add: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    LAUNCHES.store(0, Ordering::Relaxed);
     driver_reserve::note_graphs();
-    match device {
-        Some(device) if !device.account().has_left(bytes) && !free_spares_for(device, bytes) => {
-            CUresult::OUT_OF_MEMORY
-        }
-        _ => add(),
-    }
+    if device.is_some_and(|device| !may_have(device, bytes)) { CUresult::OUT_OF_MEMORY } else { add() }
 }
 
-/// Whether it is add_if_admitted once memory that the library keeps is given up.
-fn free_spares_for(device: &Device, bytes: u64) -> bool {
-    free::end_spare_slabs(device) && device.account().has_left(bytes)
+/// Whether the limit leaves room for these bytes, or does once spare slabs are freed.
+fn may_have(device: &Device, bytes: u64) -> bool {
+    device.wait_for_limit();
+    let has_left = || device.account().has_left(bytes);
+    has_left() || (free::end_spare_slabs(device) && has_left())
 }
 
 /// # Safety
@@ -66,7 +62,7 @@ unsafe fn add_alloc_node(node: *const AllocNode, add: impl FnOnce() -> CUresult)
     add_if_admitted(device, node.bytes as u64, add)
 }
 
-/// Adds a node of any kind to a graph, by `add`; one that allocates as [`add_if_admitted`] says.
+/// Adds a node of any kind to a graph, by `add`. A node that allocates must be admitted first: see [`add_if_admitted`].
 ///
 /// # Safety
 /// Null, or parameters of a node of any kind.
@@ -76,7 +72,7 @@ pub(super) unsafe fn add_node_of_any_kind(params: *const c_void, add: impl FnOnc
     if kind != Some(&MEM_ALLOC) {
         return add();
     }
-    // SAFETY: of that kind the rest is.
+    // SAFETY: the kind says that the rest is the parameters of a node that allocates.
     unsafe { add_alloc_node(&raw const (*params.cast::<Node>()).alloc, add) }
 }
 
@@ -105,8 +101,37 @@ pub(crate) unsafe fn trim(real: signatures::cuDeviceGraphMemTrim, device: CUdevi
     result
 }
 
-/// Launches of graphs since a node was last added.
-static LAUNCHES: AtomicU32 = AtomicU32::new(0);
+/// Counts the launches of each graph. The first ones of a graph take memory, later ones rarely do.
+struct Launches {
+    counts: [LaunchCount; 64],
+}
+
+/// The launches of the graph that came here last: two graphs with one place count anew each time.
+struct LaunchCount {
+    graph: AtomicUsize,
+    count: AtomicU32,
+}
+
+impl Launches {
+    const fn new() -> Self {
+        Self { counts: [const { LaunchCount { graph: AtomicUsize::new(0), count: AtomicU32::new(0) } }; 64] }
+    }
+
+    /// Counts a launch of the graph with this handle. Returns whether it may have taken memory: the first 16 launches may, and of
+    /// the others each 64th is looked at.
+    fn count(&self, graph: usize) -> bool {
+        // Handles are addresses of allocations: their lowest bits are alike.
+        let place = (graph >> 4 ^ graph >> 10) % self.counts.len();
+        let Some(place) = self.counts.get(place) else { return true };
+        if place.graph.swap(graph, Ordering::Relaxed) != graph {
+            place.count.store(0, Ordering::Relaxed);
+        }
+        let launches = place.count.fetch_add(1, Ordering::Relaxed);
+        launches < 16 || launches.is_multiple_of(64)
+    }
+}
+
+static LAUNCHES: Launches = Launches::new();
 
 /// Launches or uploads a graph. The graph takes its memory then, and the amount is not known before. So the memory is charged
 /// afterwards. A process that exceeds its limit by it can run no other graph until the driver has released enough.
@@ -124,12 +149,26 @@ pub(crate) unsafe fn launch<const PER_THREAD: bool>(
     // SAFETY: the caller's arguments.
     let result = pass_gate_on(StreamKey::new(stream, PER_THREAD), || unsafe { real(exec, stream) });
     let has_run = result == CUresult::SUCCESS || result == CUresult::OUT_OF_MEMORY;
-    if has_run && driver_reserve::has_graphs() {
-        // The first launches of a graph take memory; later ones rarely do.
-        let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);
-        if launches < 16 || launches.is_multiple_of(64) {
-            devices::used().for_each(driver_reserve::refresh);
-        }
+    if has_run && driver_reserve::has_graphs() && LAUNCHES.count(exec.0.addr()) {
+        devices::used().for_each(driver_reserve::refresh);
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Launches;
+
+    #[test]
+    fn each_graphs_first_launches_are_looked_at_however_often_others_ran() {
+        let launches = Launches::new();
+        let looks = |graph: usize, times| (0..times).filter(|_| launches.count(graph)).count();
+        let [first, second, beside_first] = [0x7000_1000, 0x7000_1010, 0x7000_1410];
+        assert_eq!(looks(first, 20), 16);
+        assert_eq!(looks(second, 1), 1);
+        assert_eq!(looks(first, 44), 0);
+        assert_eq!(looks(first, 1), 1, "the 64th later one");
+        // Two graphs with one place are looked at each time.
+        assert_eq!([looks(beside_first, 1), looks(first, 1)], [1, 1]);
+    }
 }
