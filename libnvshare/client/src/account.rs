@@ -52,8 +52,21 @@ pub struct Terms {
     pub total: u64,
     /// The process's, or its tenant's, limit in bytes.
     pub limit: Option<u64>,
+    /// The limit is a seat's: its processes have it together, and none has any of it before the scheduler has answered.
+    pub is_of_seat: bool,
     /// One program may have more than fits: the part beyond comes and goes by page faults.
     pub oversubscribe: bool,
+}
+
+/// The process's part in its limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LimitUse {
+    /// It is not known which processes share the limit.
+    Unknown,
+    /// The scheduler has said which do, or there is no scheduler.
+    Known,
+    /// Other processes may have the whole limit: nothing is admitted.
+    ShutOut,
 }
 
 /// The driver's reserve on a device, in bytes.
@@ -144,8 +157,7 @@ pub struct Account<T> {
     reported: (u64, u64),
     /// The limit is shared with the tenant's other processes.
     tenant: Option<T>,
-    /// Other processes have the whole limit: nothing is admitted.
-    shut_out: bool,
+    limit_use: LimitUse,
 }
 
 impl<T: Tenant> Account<T> {
@@ -174,7 +186,7 @@ impl<T: Tenant> Account<T> {
             turns_without: 0,
             reported: (0, 0),
             tenant: None,
-            shut_out: false,
+            limit_use: LimitUse::Unknown,
         }
     }
 

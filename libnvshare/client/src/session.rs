@@ -147,6 +147,7 @@ impl Session {
 
     /// No scheduler can be found.
     pub fn found_nobody<H: Host>(&mut self, host: &mut H, now: Duration) {
+        update_all(host, Account::find_nobody);
         self.feed(host, Input::Nobody, now);
     }
 

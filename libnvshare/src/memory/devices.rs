@@ -131,6 +131,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         gpu: GpuUuid(driver::device_uuid(ordinal)?),
         total: driver::device_total(ordinal)?,
         limit: config.limit(index),
+        is_of_seat: config.is_in_seat(),
         oversubscribe: config.oversubscribe && memory != MemoryMode::Swap,
     };
     Ok(Device {
@@ -153,6 +154,8 @@ const LOST_AT_ONCE: u64 = 256 * MIB;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longer than the session waits for the answer of a scheduler. If there is no scheduler, the session says so at once.
 const FIRST_CONTACT: Duration = Duration::from_secs(6);
+/// A seat's process waits this long for a scheduler that does not answer: others may have the seat's limit.
+const SEATS_FIRST_CONTACT: Duration = Duration::from_secs(60);
 
 impl Device {
     /// Whether the driver makes descriptors of files of the device's physical memory.
@@ -341,22 +344,38 @@ impl Device {
 
     /// Waits, for a short time, until the scheduler has sent the capacity, or it is known that there is no scheduler.
     pub(crate) fn wait_for_capacity(&self) {
-        self.wait_while(Account::is_capacity_awaited);
+        self.wait_while(FIRST_CONTACT, Account::is_capacity_awaited);
     }
 
-    /// Waits, for a short time, until it is known whether others share the limit, if there is one.
+    /// Waits until it is known whether others share the limit, if there is one. A seat's process that does not learn it in time gets
+    /// nothing of the limit until the scheduler answers.
     pub(crate) fn wait_for_limit(&self) {
-        self.wait_while(Account::is_limit_awaited);
+        if !self.account().is_limit_of_seat() {
+            self.wait_while(FIRST_CONTACT, Account::is_limit_awaited);
+        } else if self.wait_while(SEATS_FIRST_CONTACT, Account::is_limit_awaited) {
+            log::error(format_args!(
+                "the scheduler has not said in {} s which processes share the limit of this container; \
+                 the process gets no memory until it does",
+                SEATS_FIRST_CONTACT.as_secs()
+            ));
+            self.shut_out();
+        }
     }
 
-    fn wait_while(&self, is_unknown: impl Fn(&Account) -> bool) {
+    /// Waits until the condition ends, for this long at most; returns whether it still holds.
+    fn wait_while(&self, most: Duration, is_unknown: impl Fn(&Account) -> bool) -> bool {
         let wait = |account: &mut Account| is_unknown(account);
-        drop(self.changed.wait_timeout_while(self.lock(), FIRST_CONTACT, wait));
+        self.changed.wait_timeout_while(self.lock(), most, wait).is_ok_and(|(_, result)| result.timed_out())
     }
 
-    /// Gives the process no more memory, or again as much as its limit allows.
-    pub(crate) fn shut_out(&self, shut_out: bool) {
-        self.update_for_all(|account| account.shut_out(shut_out));
+    /// Gives the process no more memory until it is [let in](Self::let_in).
+    pub(crate) fn shut_out(&self) {
+        self.update_for_all(Account::shut_out);
+    }
+
+    /// Gives the process, which the scheduler has registered, as much memory as its limit allows.
+    pub(crate) fn let_in(&self) {
+        self.update_for_all(Account::let_in);
     }
 
     /// Stops counting room, as there is no other client.

@@ -273,7 +273,7 @@ impl Thread {
                     self.lost_for = None;
                     self.registered = true;
                     if matches!(message, SchedulerMessage::Registered { .. }) {
-                        devices::all().for_each(|device| device.shut_out(false));
+                        devices::all().for_each(Device::let_in);
                     }
                     log::debug(format_args!("received {message:?}"));
                     let limited = match &message {
@@ -311,7 +311,7 @@ impl Thread {
         let so = if is_shut_out { "; all places of its seat are taken, so it gets no memory" } else { "" };
         log::error(format_args!("the scheduler refuses this process: {reason}{so}"));
         if is_shut_out {
-            devices::all().for_each(|device| device.shut_out(true));
+            devices::all().for_each(Device::shut_out);
         }
         self.next_attempt = Instant::now() + REFUSED_EVERY;
     }

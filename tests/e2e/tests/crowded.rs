@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use nvshare_harness::{Program, Running, Scheduler, World, guest, patience, wait_until};
 use nvshare_proto::{Given, NO_PLACE, Register, Reply, Request, codec};
@@ -25,13 +26,25 @@ fn taker(world: &World, name: &str, socket: &Path) -> Running {
     program.env("NVSHARE_SOCKET", &socket.to_string_lossy()).waits_for_go().until_told().start()
 }
 
-/// Lets them take their memory, and returns what the driver answered to each.
-fn answers(world: &World, takers: &[Running]) -> Vec<String> {
-    let said = |lines| move || takers.iter().all(|taker| taker.out().lines().count() == lines);
-    wait_until("all are up", said(1));
+fn have_said(takers: &[Running], lines: usize) -> bool {
+    takers.iter().all(|taker| taker.out().lines().count() == lines)
+}
+
+/// Lets them take their memory.
+fn let_go(world: &World, takers: &[Running]) {
+    wait_until("all are up", || have_said(takers, 1));
     std::fs::write(world.dir().join("go"), "").expect("a file");
-    wait_until("each has an answer", said(2));
+}
+
+/// Returns the driver's answer to each.
+fn answers(takers: &[Running]) -> Vec<String> {
+    wait_until("each has an answer", || have_said(takers, 2));
     takers.iter().map(|taker| taker.out().lines().last().expect("an answer").to_owned()).collect()
+}
+
+/// One of the processes has its 60 MiB, of the seat's 100.
+fn one_has_memory(answered: &[String]) {
+    assert_eq!(answered.iter().filter(|answer| *answer == "0").count(), 1, "{answered:?}");
 }
 
 #[test]
@@ -41,9 +54,30 @@ fn processes_of_a_seat_that_begin_at_once_have_one_limit() {
     let _scheduler = places.start(&world);
     let name = make(&world, &seat(0, 0, LIMITED));
     let takers: Vec<_> = (0..10).map(|n| taker(&world, &format!("taker{n}"), &places.socket(name))).collect();
-    let answered = answers(&world, &takers);
-    let given = answered.iter().filter(|answer| *answer == "0").count();
-    assert_eq!((given, answered.len()), (1, 10), "{answered:?}");
+    let_go(&world, &takers);
+    one_has_memory(&answers(&takers));
+    world.stop();
+    for taker in takers {
+        taker.finish().passed();
+    }
+}
+
+#[test]
+fn processes_of_a_seat_wait_for_a_scheduler_that_does_not_answer() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let scheduler = places.start(&world);
+    let name = make(&world, &seat(0, 0, LIMITED));
+    let takers = ["first", "second"].map(|taken| taker(&world, taken, &places.socket(name)));
+    scheduler.signal(libc::SIGSTOP);
+    let_go(&world, &takers);
+    // Longer than a program waits that shares its limit with nobody.
+    std::thread::sleep(Duration::from_secs(7));
+    let heard_nothing = have_said(&takers, 1);
+    scheduler.signal(libc::SIGCONT);
+    let answered = answers(&takers);
+    assert!(heard_nothing, "{answered:?}");
+    one_has_memory(&answered);
     world.stop();
     for taker in takers {
         taker.finish().passed();
@@ -86,7 +120,8 @@ fn a_process_for_which_its_seat_has_no_place_gets_no_memory() {
     let taken = [&own, &common].map(|socket| take_all_places(socket));
     let takers = [taker(&world, "seated", &own), taker(&world, "unseated", &common)];
     // Without a seat, a program runs as if alone.
-    assert_eq!(answers(&world, &takers), ["2", "0"]);
+    let_go(&world, &takers);
+    assert_eq!(answers(&takers), ["2", "0"]);
     let [seated, unseated] = &takers;
     let why = "the scheduler refuses this process: too many connections";
     // It has not waited for the answer.

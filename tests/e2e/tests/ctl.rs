@@ -302,13 +302,9 @@ fn output_that_cannot_be_written_is_a_failure() {
 fn a_stopped_scheduler_is_called_that() {
     let world = World::simulated(CARD);
     let scheduler = Scheduler::start(&world, &[]);
-    let signal = |signal| {
-        // SAFETY: a child of ours that was not waited for.
-        assert_eq!(unsafe { libc::kill(scheduler.pid().cast_signed(), signal) }, 0);
-    };
-    signal(libc::SIGSTOP);
+    scheduler.signal(libc::SIGSTOP);
     let (good, _, error) = text(&Scheduler::ctl_once(&world, &["status"]));
-    signal(libc::SIGCONT);
+    scheduler.signal(libc::SIGCONT);
     assert!(!good && error.contains("does not answer within 5 s: it is stopped or overloaded"), "{error}");
 }
 

@@ -17,8 +17,7 @@ fn quantum(world: &World) -> u64 {
 }
 
 fn hang_up(scheduler: &Scheduler) {
-    // SAFETY: a child of ours that was not waited for.
-    assert_eq!(unsafe { libc::kill(scheduler.pid().cast_signed(), libc::SIGHUP) }, 0);
+    scheduler.signal(libc::SIGHUP);
 }
 
 #[test]

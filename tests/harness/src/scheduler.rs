@@ -103,6 +103,15 @@ impl Scheduler {
         self.child.id()
     }
 
+    /// Sends the scheduler a signal.
+    ///
+    /// # Panics
+    /// When the system does not let us.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: a child of ours that was not waited for.
+        assert_eq!(unsafe { libc::kill(self.pid().cast_signed(), signal) }, 0);
+    }
+
     /// Whether the scheduler still runs.
     ///
     /// # Panics

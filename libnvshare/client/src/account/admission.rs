@@ -1,6 +1,6 @@
 //! Admission of allocations to the account, and their release.
 
-use super::{Account, DriverReserve, Tenant};
+use super::{Account, DriverReserve, LimitUse, Tenant};
 use crate::kind::Kind;
 
 /// The outcome of an admission.
@@ -171,10 +171,10 @@ impl<T: Tenant> Account<T> {
             && (self.terms.oversubscribe || self.managed > 0 || kind == Kind::ProgramsManaged)
     }
 
-    /// Whether graphs have brought the process, or its tenant, over its limit.
+    /// Whether graphs have brought the process, or its tenant, over its limit. A process that is shut out keeps what it has.
     #[must_use]
     pub fn is_over_limit_by_graphs(&self) -> bool {
-        self.reserve.graphs > 0 && self.used() > self.own_limit()
+        self.reserve.graphs > 0 && self.terms.limit.is_some_and(|limit| self.used() > limit)
     }
 
     /// Whether `bytes` more would be within the limits without the driver's reserve.
@@ -200,7 +200,12 @@ impl<T: Tenant> Account<T> {
     }
 
     fn own_limit(&self) -> u64 {
-        if self.shut_out { 0 } else { self.terms.limit.unwrap_or(u64::MAX) }
+        let Some(limit) = self.terms.limit else { return u64::MAX };
+        match self.limit_use {
+            LimitUse::Known => limit,
+            LimitUse::Unknown if !self.terms.is_of_seat => limit,
+            LimitUse::Unknown | LimitUse::ShutOut => 0,
+        }
     }
 
     /// Charges the tenant's sum, if the limit is shared.

@@ -3,7 +3,7 @@
 use nvshare_proto::Usage;
 use nvshare_proto::units::MIB;
 
-use super::{Account, Tenant};
+use super::{Account, LimitUse, Tenant};
 
 /// Growth beyond this is reported at once, in bytes.
 const REPORT_STEP: u64 = 64 * MIB;
@@ -57,23 +57,46 @@ impl<T: Tenant> Account<T> {
     /// Sets the bytes that the GPU's clients may fill together: they were measured anew, and lost room is without them.
     pub fn set_capacity(&mut self, bytes: u64) {
         self.capacity = Some(bytes);
+        self.limit_use = LimitUse::Known;
         self.find_lost();
     }
 
-    /// The tenant's other processes have its limit, and the scheduler has no place for this one; or it has one now.
-    pub fn shut_out(&mut self, shut_out: bool) {
-        self.shut_out = shut_out;
+    /// Other processes of the tenant may have its whole limit: the scheduler has no place for this one, or has not answered.
+    pub fn shut_out(&mut self) {
+        self.limit_use = LimitUse::ShutOut;
+    }
+
+    /// The scheduler has registered the process, which was shut out or not. It tells the capacity next.
+    pub fn let_in(&mut self) {
+        if self.limit_use == LimitUse::ShutOut {
+            self.limit_use = LimitUse::Unknown;
+        }
+    }
+
+    /// There is no scheduler that processes could share the limit by: each has the whole.
+    pub fn find_nobody(&mut self) {
+        if self.limit_use == LimitUse::Unknown {
+            self.limit_use = LimitUse::Known;
+        }
     }
 
     /// Whether the process still waits to hear the GPU's capacity, or that there is no scheduler, or no place for this process.
     #[must_use]
     pub fn is_capacity_awaited(&self) -> bool {
-        self.capacity.is_none() && !self.unmetered && !self.shut_out
+        self.capacity.is_none() && !self.unmetered && self.limit_use != LimitUse::ShutOut
     }
 
-    /// Whether it is not known yet which processes share the limit: the scheduler says so before it tells the capacity.
+    /// Whether the limit is a seat's, which its processes have together.
+    #[must_use]
+    pub fn is_limit_of_seat(&self) -> bool {
+        self.terms.is_of_seat
+    }
+
+    /// Whether it is not known yet which processes share the limit: the scheduler says so before it tells the capacity. A seat's
+    /// process waits also after the session has given up the wait for an answer.
     #[must_use]
     pub fn is_limit_awaited(&self) -> bool {
-        self.terms.limit.is_some() && self.is_capacity_awaited()
+        let is_awaited = self.limit_use == LimitUse::Unknown && (self.terms.is_of_seat || !self.unmetered);
+        self.terms.limit.is_some() && is_awaited
     }
 }

@@ -5,7 +5,7 @@ mod model;
 
 use nvshare_client::Kind;
 use nvshare_client::account::{
-    Absent, Account, Admission, Caller, DriverReserve, Refusal, TURNS_WITHOUT, Wait,
+    Absent, Account, Admission, Caller, DriverReserve, Refusal, TURNS_WITHOUT, Terms, Wait,
 };
 use proptest::prelude::*;
 
@@ -358,16 +358,44 @@ fn a_process_that_is_shut_out_keeps_what_it_has_and_gets_no_more_until_it_is_let
     assert!(account.is_limit_awaited(), "others may share the limit");
     account.unlimit();
     assert!(!account.is_limit_awaited());
-    let mut ask = |shut_out| {
-        account.shut_out(shut_out);
+    let mut ask = |change: fn(&mut Account<Shared>)| {
+        change(&mut account);
         account.admit(5, Kind::Mapped, Caller::InsideGate)
     };
-    let outcomes = [false, true, false].map(&mut ask);
+    let outcomes = [Account::let_in, Account::shut_out, Account::let_in].map(&mut ask);
     let refused = Err(Refusal::Own { used: 5, most: 0 });
     assert_eq!(outcomes, [Ok(Admission::Charged(5)), refused, Ok(Admission::Charged(5))]);
     // It does not wait for what it was refused already.
     let mut account: Account<Shared> = Account::new(terms(true, false));
-    account.shut_out(true);
+    account.shut_out();
     assert!(!account.is_limit_awaited() && !account.is_capacity_awaited());
     assert!(!Account::<Shared>::new(terms(false, false)).is_limit_awaited(), "there is none");
+}
+
+#[test]
+fn a_seats_process_has_nothing_of_the_limit_until_the_scheduler_answers_or_is_found_missing() {
+    let of_a_seat = || Account::<Shared>::new(Terms { is_of_seat: true, ..terms(true, false) });
+    let ask = |account: &mut Account<Shared>| account.admit(5, Kind::Mapped, Caller::InsideGate);
+    let refused = Err(Refusal::Own { used: 0, most: 0 });
+    // The session has given up the wait for an answer.
+    let mut unanswered = of_a_seat();
+    unanswered.unlimit();
+    assert!(unanswered.is_limit_awaited());
+    assert_eq!(ask(&mut unanswered), refused);
+    let (mut missing, mut answered) = (unanswered, unanswered);
+    missing.find_nobody();
+    answered.set_capacity(TOTAL);
+    for account in [&mut missing, &mut answered] {
+        assert!(!account.is_limit_awaited(), "{account:?}");
+        assert_eq!(ask(account), Ok(Admission::Charged(5)), "{account:?}");
+    }
+    // The allocation has waited long enough. Nobody else gives it what others may have.
+    unanswered.shut_out();
+    unanswered.find_nobody();
+    assert_eq!(ask(&mut unanswered), refused);
+    unanswered.let_in();
+    assert!(
+        unanswered.is_limit_awaited(),
+        "the scheduler has answered, and says next which processes share the limit"
+    );
 }

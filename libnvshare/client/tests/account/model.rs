@@ -10,7 +10,13 @@ pub(crate) const TOTAL: u64 = 200;
 const LIMIT: u64 = 120;
 
 pub(crate) fn terms(limited: bool, oversubscribe: bool) -> Terms {
-    Terms { gpu: GpuUuid([1; 16]), total: TOTAL, limit: limited.then_some(LIMIT), oversubscribe }
+    Terms {
+        gpu: GpuUuid([1; 16]),
+        total: TOTAL,
+        limit: limited.then_some(LIMIT),
+        is_of_seat: false,
+        oversubscribe,
+    }
 }
 
 /// A sum that this process shares with others, which have nothing.

@@ -213,7 +213,7 @@ fn a_world_in_which_a_gang_with_a_paused_member_never_rested_serves_everybody() 
 /// second time.
 #[test]
 fn a_thread_that_slept_while_the_gate_was_open_asks_again() {
-    let terms = Terms { gpu: gpu(0), total: CAPACITY, limit: None, oversubscribe: false };
+    let terms = Terms { gpu: gpu(0), total: CAPACITY, limit: None, is_of_seat: false, oversubscribe: false };
     let mut library = Library::new([terms].into_iter());
     let mut session = Session::new(MS(0));
     (library.is_connected, library.is_asleep) = (true, true);

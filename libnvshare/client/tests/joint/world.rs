@@ -150,7 +150,7 @@ impl World {
             if let Some(dies) = plan.dies_at {
                 world.at(MS(dies), Later::Die(i));
             }
-            let terms = |&gpu| Terms { gpu, total: CAPACITY, limit, oversubscribe: false };
+            let terms = |&gpu| Terms { gpu, total: CAPACITY, limit, is_of_seat: false, oversubscribe: false };
             let lanes = if plan.gpus.len() > 1 { 1 + plan.gpus.len() } else { 1 };
             world.processes.push(Process {
                 session: Session::new(Duration::ZERO),
