@@ -2,8 +2,8 @@
 //!
 //! Two layers are made from it. [`driver::functions`](crate::driver::functions) has a place for each of the driver's own
 //! functions, and [`hooks::table`](crate::hooks::table) a hook for each that is not left alone. Signatures are those of
-//! `cuda.h` of CUDA 13.0; structures that the library does not look into are `c_void`. A name behind `and` is the function for
-//! per-thread default streams, with the same signature.
+//! `cuda.h` of CUDA 13.0, and of CUDA 13.5 for newer functions. Structures that the library does not look into are `c_void`. A name
+//! behind `and` is the function for per-thread default streams, with the same signature.
 //!
 //! A row has a class, which `docs/entry-points.md` shows, a place at the gate, the function, and its treatment.
 //!

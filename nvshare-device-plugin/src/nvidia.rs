@@ -40,7 +40,7 @@ struct Node {
 /// Reads a specification.
 ///
 /// # Errors
-/// The text is none.
+/// The text is no specification.
 pub fn parse(text: &str) -> Result<Specification, String> {
     serde_yaml_ng::from_str(text).map_err(|error| error.to_string())
 }
@@ -69,8 +69,8 @@ pub fn find(specifications: &[Specification], kind: Option<&str>, cards: &[Card]
     Found { any: kinds().any(|kind| !of_kind(kind).is_empty()), names }
 }
 
-/// The name of a GPU's device: its UUID, which stays, or else the name of the device that has the GPU's file and no other's. Its number
-/// alone would say too little: numbers change when a GPU is added.
+/// The name of a GPU's device. The device is chosen by the GPU's UUID, else as the one with this GPU's file and no other's. It is not chosen by
+/// its number, because numbers change when a GPU is added.
 fn named<'a>(card: &Card, devices: &[&'a Device]) -> Option<&'a str> {
     let uuid = card.gpu.to_string();
     let by_uuid = devices.iter().find(|device| device.name == uuid);

@@ -10,10 +10,10 @@ use crate::options::{Api, Options};
 use crate::records::Records;
 use crate::{kubelet, pods};
 
-/// Refuses where the other API's program serves.
+/// Returns an error if a plugin with the other API already runs on this node.
 ///
 /// # Errors
-/// It does.
+/// Such a plugin runs.
 pub async fn refuse_server(options: &Options) -> Result<(), String> {
     let (socket, other): (PathBuf, _) = match options.api {
         Api::DevicePlugin => (registration::socket(&options.kubelet), "dra"),
@@ -32,10 +32,10 @@ pub async fn refuse_server(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses where containers have GPUs by the other API.
+/// Returns an error if containers on this node have GPUs by the other API.
 ///
 /// # Errors
-/// They do, or that cannot be read.
+/// There are such containers, or the record of their seats cannot be read.
 pub async fn refuse_seats(options: &Options) -> Result<(), String> {
     let used = match options.api {
         Api::DevicePlugin => {

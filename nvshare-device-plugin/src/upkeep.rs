@@ -23,7 +23,7 @@ static NO_NVIDIA: Seldom = Seldom::new(|text| warn!("{text}"));
 struct Made {
     /// The run of the scheduler that was asked for all of them.
     run: Option<u64>,
-    /// Those that it refuses: they are asked for again, since the cause may go.
+    /// Seats that the scheduler refused. They are asked for again, because the cause may go away.
     refused: Vec<SeatName>,
 }
 

@@ -341,7 +341,7 @@ async fn slices_of_others_are_left_alone_and_others_may_change_ours() {
         server.put_slice(name, spec);
     }
     let before = server.slices();
-    // What an earlier driver left.
+    // A slice that an earlier driver left.
     server.put_slice(
         "stale",
         &json!({"driver": "gpu.nvshare.com", "nodeName": "one", "pool": pool("older"), "devices": []}),

@@ -1,4 +1,4 @@
-//! What the plugin takes, and how fast it is, beside a kubelet and a scheduler that are played.
+//! The plugin's resources and speed, beside a kubelet and a scheduler that are played.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use crate::fakes::{A, B, Kubelet, Machine, Scheduler, until};
 use nvshare_proto::{SeatName, Slot};
 use tokio::time::sleep;
 
-/// What a process has taken so far: milliseconds of a processor, and bytes.
+/// The resources that a process has taken so far: milliseconds of a processor, and bytes.
 fn taken(pid: u32) -> (u64, u64) {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
     // Behind the name in brackets, which may have blanks: `proc_pid_stat(5)` counts ticks of 10 ms in its 14th and 15th field.

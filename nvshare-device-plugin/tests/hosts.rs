@@ -47,7 +47,7 @@ async fn a_record_that_cannot_be_written_fails_the_pod_with_its_path() {
     let mut machine = Machine::new();
     let scheduler = Scheduler::start(&machine.root, 1);
     let kubelet = Kubelet::start(&machine.root);
-    // What the file is to be made as, before it is renamed.
+    // A folder has the name under which the file is made, before it is renamed.
     let new = machine.root.join("state/.device-plugin-seats.device-plugin");
     write(&new.join("x"), "");
     let plugin = machine.start("");

@@ -231,7 +231,7 @@ async fn a_set_that_no_container_may_have_again_is_removed() {
     assert!(has(&machine, &other));
     removed(2).await;
 
-    // What the kubelet lists is not in its record, so that is none to go by; and one that cannot be read is none.
+    // If the kubelet lists a pod that its record lacks, or the record is unreadable, the plugin removes no seat.
     kubelet.allocate(&[&late]).await.unwrap();
     kubelet.list_pods(&[("late", &late)]);
     let count = scheduler.removed().len();
@@ -499,7 +499,7 @@ async fn what_is_left_on_a_machine_is_removed_when_no_pod_needs_it() {
     );
     kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
     kubelet.run_pods(&[("one", &[slot(A, 0)])]);
-    // What the scheduler makes.
+    // Files of the scheduler.
     for file in ["nvshare-seats/dabc7573cefc8f50/limits", "nvshare-seats/.new/x", "nvshare/scheduler.sock"] {
         write(&run.join(file), "");
     }

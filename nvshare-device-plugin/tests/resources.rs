@@ -77,7 +77,7 @@ async fn each_resource_has_its_own_slots_and_a_seat_the_limits_of_its_resource()
     assert!(made_ahead(slot(B, 2), memory(2 << 30)) && made_ahead(of("small", slot(B, 1)), SMALL));
     assert!(made_ahead(of("high", slot(B, 0)), high()));
 
-    // What is not offered is refused by the resource's name, and not by another one's slots.
+    // A slot that is not offered is refused by the resource's own name, though another resource has it.
     let refused = small.allocate(&[&[slot(A, 2)]]).await.unwrap_err();
     let why =
         format!("invalid allocation request for 'nvshare.com/gpu.small': unknown device: {}", slot(A, 2));

@@ -117,7 +117,7 @@ impl Drop for Daemon {
     }
 }
 
-/// What a connection floods with.
+/// The requests with which a connection floods.
 struct Flood {
     what: &'static str,
     /// It registers first.
@@ -243,7 +243,7 @@ fn flood(socket: &Path, flood: &Flood, stop: &AtomicBool, sent: &AtomicU64) {
     }
 }
 
-/// Joins so many clients on eight GPUs and asks for the lock with each; they do what they are told until this is dropped.
+/// Clients on eight GPUs, each of which asks for the lock. They do what they are told until this is dropped.
 struct Crowd {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -318,7 +318,7 @@ fn grants_under_flood(quick: bool) {
     }
 }
 
-/// What is left for others when one user opens as many connections as they can.
+/// Measures how others are served while one user has as many connections as they can open.
 fn one_user_opens_many(quick: bool) {
     let many = if quick { 50 } else { 2000 };
     let daemon = Daemon::start();
@@ -383,7 +383,7 @@ fn grant_of_another_user(daemon: &Daemon) -> Result<(), String> {
     other.join().map_err(|_| "its connection was refused".to_owned())?
 }
 
-/// What a client costs in memory.
+/// Measures the memory of a client, in the core and in the whole scheduler.
 fn memory(quick: bool) {
     let clients = if quick { 20 } else { 1000 };
     let before = ALLOCATED.load(Ordering::Relaxed);
@@ -412,12 +412,12 @@ fn memory(quick: bool) {
     drop(crowd);
 }
 
-/// What clients cost that have the lock and are idle: time of processors, and a grant beside them.
+/// The cost of clients that have the lock and are idle: time of processors, and a grant beside them.
 fn at_rest(quick: bool) {
     let (clients, seconds, times) = if quick { (20, 1, 20) } else { (200, 20, 5000) };
     let daemon = Daemon::start();
     let _crowd = Crowd::join(&daemon.socket, clients);
-    // What came of their arrival is over.
+    // The work of their arrival is done by then.
     thread::sleep(Duration::from_secs(1));
     let before = daemon.computed();
     thread::sleep(Duration::from_secs(seconds));

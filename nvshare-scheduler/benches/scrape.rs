@@ -1,4 +1,4 @@
-//! What reading metrics costs, beside 1,000 clients with long names: a scrape, and what a client waits for its grant meanwhile. Prints
+//! The cost of reading metrics beside 1,000 clients with long names: a scrape, and a client's wait for its grant meanwhile. Prints
 //! a table: `cargo bench -p nvshare-scheduler`.
 
 mod daemon;

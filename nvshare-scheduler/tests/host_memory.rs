@@ -33,11 +33,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct Client {
     stream: UnixStream,
     buffer: Vec<u8>,
-    /// What it was told that others lack.
+    /// The bytes that others lack, as it was told.
     short: Vec<u64>,
 }
 
-/// What a client says that has so many bytes of a GPU's memory, of which so many are not moved.
+/// The usage of a client with `allocated` bytes of a GPU's memory, of which `immovable` are not moved.
 fn usage(allocated: u64, immovable: u64) -> Usage {
     Usage { gpu: GpuUuid([9; 16]), total: 16 << 30, limit: 0, allocated, absent: allocated, immovable }
 }
@@ -113,7 +113,7 @@ impl Client {
         self.until(|m| if let SchedulerMessage::HostShort { bytes } = m { Some(bytes) } else { None }).0
     }
 
-    /// Asks until it has so many bytes: what others gave back comes piece by piece.
+    /// Asks until it has this number of bytes: memory that others gave back comes piece by piece.
     fn ask_until(&mut self, bytes: u64) -> Vec<(HostSegment, OwnedFd)> {
         let deadline = Instant::now() + PATIENCE;
         let mut has = Vec::new();
@@ -207,7 +207,7 @@ async fn who_gave_a_segment_back_neither_reads_nor_changes_what_others_get() {
 #[tokio::test]
 async fn a_client_cannot_make_its_segments_grow() {
     beside("growing", Config::default(), |socket| {
-        // What a client that is gone had is taken back, so it stays.
+        // The client stays connected: the scheduler takes segments of a client that is gone back.
         let mut client = Client::new(&socket);
         let has = client.ask(ALL);
         assert_eq!(sum(&has), ALL);
@@ -261,7 +261,7 @@ async fn what_clients_have_from_an_earlier_scheduler_is_not_handed_out_again() {
         first.say(ClientMessage::HostBack { segment: 1 });
         assert_eq!(sum(&first.ask(ALL)), 16 * MIB);
         drop((first, more));
-        // What it said that it has goes with it.
+        // The segments that it claimed are free when it is gone.
         second.ask_until(2 * MIB);
     })
     .await;
@@ -303,7 +303,7 @@ async fn what_no_scheduler_has_handed_out_is_not_taken_for_a_clients() {
     .await;
 }
 
-/// What it says that it has counts as what it gets.
+/// Segments that it claims count as those that it gets.
 #[tokio::test]
 async fn a_client_has_no_more_of_the_hosts_memory_than_can_leave_a_gpu_for_it() {
     const LARGE: u64 = 1 << 30;

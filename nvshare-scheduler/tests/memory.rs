@@ -1,4 +1,4 @@
-//! What one user's connections make the scheduler keep has a bound.
+//! The memory that the scheduler keeps for one user's connections has a bound.
 
 mod support;
 
@@ -35,7 +35,7 @@ async fn register(socket: &Path, asked: Asked) -> Stream {
     stream
 }
 
-/// What registrations make the scheduler keep.
+/// The bytes that the scheduler keeps for each registration, and the connections.
 async fn kept(server: &Server, asked: impl Fn(usize) -> Asked, then: &[u8]) -> (u64, Vec<Stream>) {
     let mut connections = vec![register(&server.clients, Asked::default()).await];
     let before = resident();

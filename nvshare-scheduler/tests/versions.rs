@@ -20,7 +20,7 @@ use tokio_util::codec::{Decoder, Encoder};
 
 use support::{Server, newcomer};
 
-/// What a scheduler says in the next version.
+/// A scheduler's messages in the next version.
 #[derive(Debug, Serialize)]
 enum Next {
     Client(SchedulerMessage),
@@ -49,7 +49,7 @@ fn ping(version: u16) -> Vec<u8> {
     frame(version, &Request::Client(ClientMessage::Ping))
 }
 
-/// What a scheduler of this version reads and answers on one connection.
+/// The bytes that a scheduler of this version answers on one connection, after it has read frames.
 fn answer(frames: &[Vec<u8>], replies: Vec<Next>) -> Result<Vec<u8>, Error> {
     let mut codec = Frames::<Request, Next>::default();
     let mut read = BytesMut::from(&frames.concat()[..]);

@@ -1,4 +1,4 @@
-//! A watcher that does not read holds nobody up. What it learns of events that it has missed is tested beside the code.
+//! A watcher that does not read holds nobody up. Its news of missed events are tested beside the code.
 
 mod support;
 

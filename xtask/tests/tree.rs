@@ -24,13 +24,12 @@ const WALKS: [&str; 4] = ["### A launch", "### An allocation", "### A hand-over"
 /// Folders whose comments are as plain as documents.
 const PLAIN: [&str; 2] = ["libnvshare/src", "libnvshare/client/src"];
 /// Folders whose comments tell subjects and numbers, though a sentence may be long.
-const TOLD: [&str; 9] = [
+const TOLD: [&str; 8] = [
     "libnvshare",
     "nvshare-admin",
-    "nvshare-device-plugin/src",
-    "nvshare-scheduler/core/src",
-    "nvshare-scheduler/src",
     "nvshare-ctl",
+    "nvshare-device-plugin",
+    "nvshare-scheduler",
     "proto",
     "tests",
     "xtask",
@@ -420,7 +419,7 @@ fn comments_are_plain() {
     let is_in = |path: &Path, folders: &[&str]| folders.iter().any(|folder| path.starts_with(folder));
     let is_source = |path: &PathBuf| path.extension().is_some_and(|e| e == "rs") && is_in(path, &TOLD);
     let sources: Vec<_> = tree().into_iter().filter(is_source).collect();
-    assert!(sources.len() > 300, "only {} sources were found", sources.len());
+    assert!(sources.len() > 500, "only {} sources were found", sources.len());
     let faults = sources.iter().flat_map(|path| {
         let faults = faults(&comments(&fs::read_to_string(root().join(path)).unwrap())).into_iter();
         let counts = |fault: &String| is_in(path, &PLAIN) || !fault.starts_with(LONG);

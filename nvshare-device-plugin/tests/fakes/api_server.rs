@@ -290,7 +290,7 @@ fn respond(code: StatusCode, value: &Value) -> Response<Body> {
     Response::builder().status(code).header("content-type", "application/json").body(body).unwrap()
 }
 
-/// What one request does.
+/// Answers one request.
 fn handle(
     state: &mut State,
     method: &Method,
@@ -489,7 +489,7 @@ fn claim_schema() -> Value {
     })
 }
 
-/// What a schema does not say of a slice.
+/// Checks the rules for slices that a schema cannot express.
 fn validate(spec: &Value) -> Result<(), String> {
     if spec.get("nodeName").is_some() == spec.get("allNodes").is_some() {
         return Err("exactly one of nodeName and allNodes is required".to_owned());

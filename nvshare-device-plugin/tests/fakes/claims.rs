@@ -72,7 +72,7 @@ fn request(names: &[&str]) -> ClaimsRequest {
     ClaimsRequest { claims: names.iter().map(claim).collect() }
 }
 
-/// What is allocated for a request: a share of a GPU of the node `one`, with these capacities.
+/// The device that is allocated for a request: a share of a GPU of the node `one`, with these capacities.
 pub(crate) fn allocated(request: &str, gpu: GpuUuid, consumed: &Value) -> Value {
     let device = gpu.to_string().to_lowercase();
     let mut result = json!({"request": request, "driver": DRIVER, "pool": "one", "device": device});

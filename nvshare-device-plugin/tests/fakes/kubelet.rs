@@ -58,7 +58,7 @@ impl Deref for Kubelet {
     }
 }
 
-/// What the kubelet knows of a resource.
+/// A resource, as the kubelet knows it.
 #[derive(Clone)]
 pub(crate) struct Counted {
     folder: PathBuf,
@@ -101,7 +101,7 @@ impl Kubelet {
         self.main.seen.lock().unwrap().refused
     }
 
-    /// What it knows of a further resource.
+    /// A further resource, as it knows it.
     pub(crate) fn of(&self, name: &str) -> Counted {
         let resource = format!("{}.{name}", self.resource);
         Counted { resource, socket: format!("nvshare-{name}.sock"), ..self.main.clone() }
@@ -113,7 +113,7 @@ impl Counted {
         read(self.seen.lock().unwrap().plugins.entry(self.socket.clone()).or_default())
     }
 
-    /// Waits until a plugin has registered so many times; the last time.
+    /// Waits until a plugin has registered `times` times. Returns the last registration.
     pub(crate) async fn registered(&self, times: usize) -> (RegisterRequest, DevicePluginOptions) {
         let last = || self.plugin(|plugin| plugin.registered.get(times - 1).cloned());
         until("a plugin registers", last).await
@@ -124,7 +124,7 @@ impl Counted {
         self.plugin(|plugin| plugin.registered.len())
     }
 
-    /// Waits for a list that is so.
+    /// Waits for a list of which `is_so` is true.
     pub(crate) async fn list(&self, what: &str, is_so: impl Fn(&[Device]) -> bool) -> Vec<Device> {
         let list =
             |plugin: &Plugin| (plugin.lists > 0 && is_so(&plugin.devices)).then(|| plugin.devices.clone());

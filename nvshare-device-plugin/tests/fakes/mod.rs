@@ -76,7 +76,7 @@ impl Machine {
         self.root.join("cdi/nvshare.com-gpu.json")
     }
 
-    /// What engines read: the devices by their names.
+    /// The devices that engines read, by their names.
     pub(crate) fn devices(&self) -> Vec<(String, Value)> {
         let text = fs::read_to_string(self.specification()).unwrap();
         let whole: Value = serde_json::from_str(&text).unwrap();
@@ -114,7 +114,7 @@ impl Machine {
         self.root.join(format!("plugin-{plugin}.log"))
     }
 
-    /// What a plugin has written.
+    /// The log of a plugin.
     pub(crate) fn log(&self, plugin: usize) -> String {
         fs::read_to_string(self.log_file(plugin)).unwrap()
     }

@@ -74,7 +74,7 @@ impl Scheduler {
         removed.collect()
     }
 
-    /// What was said of containers, one message after the other.
+    /// The seats with their containers, one entry for each message.
     pub(crate) fn held(&self) -> Vec<Vec<(SeatName, Option<Holder>)>> {
         let asked = self.state.asked.lock().unwrap();
         let held = asked.iter().filter_map(|request| match request {

@@ -37,7 +37,7 @@ struct Shape {
     one_job: bool,
     /// Compute limits that each asks for.
     limits: u64,
-    /// Who runs gives the lock back after a while, and asks for it again.
+    /// A client that runs gives the lock back after a while, and asks for it again.
     restless: bool,
 }
 
@@ -60,7 +60,7 @@ struct World {
     resident: BTreeMap<(u64, u64), u64>,
     holds: BTreeMap<u64, Epoch>,
     pending: VecDeque<(u64, ClientMessage)>,
-    /// What each event took, in nanoseconds, and its steps, by the event.
+    /// The time of each event in nanoseconds, and its steps, by the event.
     times: BTreeMap<&'static str, Vec<(u32, u64)>>,
     granted: usize,
 }

@@ -82,7 +82,7 @@ impl NvmlThread {
     }
 }
 
-/// Why NVML cannot be opened. The loader's own words name the library: no second error stands around them.
+/// Why NVML cannot be opened. The loader's message names the library already, so the wrapper's text is left out.
 fn why(error: &NvmlError) -> String {
     match error {
         NvmlError::LibloadingError(error) => error.to_string(),

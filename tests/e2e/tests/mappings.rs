@@ -51,7 +51,7 @@ fn one_handle_that_others_may_get() {
     in_turns("pool", &[("EXPORTABLE", "1")], 4);
 }
 
-/// Such memory moves as one, but not in one go: the lock is given back in the middle.
+/// Memory under one handle moves as a whole, but not in one step: the lock is given back in the middle.
 #[test]
 fn a_restore_of_much_memory_under_one_handle_is_given_up_in_its_middle() {
     const POOL: u64 = 402 * MIB;
@@ -119,7 +119,7 @@ fn a_context_ends_while_memory_comes_back() {
     both_are_intact(&world, guest, other);
 }
 
-/// A program that creates no memory then: without a scheduler nobody makes room for it.
+/// The program creates no memory while there is no scheduler, because nobody would make room for it.
 #[test]
 fn the_scheduler_is_killed_meanwhile() {
     let world = World::with_memory("swap", CARD);

@@ -52,7 +52,7 @@ pub(crate) fn disable(from: &Arc<Context>, to: &Arc<Context>) -> (CUdevice, CUde
     (to.device(), from.device())
 }
 
-/// A context ends. Returns what [`disable`] does for each that it was a peer of.
+/// A context ends. Returns the result of [`disable`] for each pair that it was in.
 pub(crate) fn forget_context(context: &Arc<Context>) -> Vec<(CUdevice, CUdevice)> {
     let is_its = |peers: &&Peers| Arc::ptr_eq(&peers.from, context) || Arc::ptr_eq(&peers.to, context);
     let pairs = lock(&PEERS);

@@ -65,7 +65,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     free::finish_late_frees();
     let unused = || free::end_spare_slabs(device) | driver_reserve::release_unused(device);
     let is_smaller = lifecycle::hold_off_exit().is_some_and(|_call| unused());
-    // Room that has come for an allocation that waited is its own.
+    // Room that came for a waiting allocation stays with it: `unused` leaves it out.
     let given = device.update(|account| account.evict_unused(bytes.min(account.unused())));
     if is_smaller || given > 0 {
         report();

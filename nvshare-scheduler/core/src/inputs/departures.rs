@@ -67,7 +67,7 @@ impl Books {
     pub(crate) fn on_exited(&mut self, id: ClientId, identity: Identity) {
         for uuid in self.state().gpu_uuids() {
             self.forget_departed(uuid, |other, departed| {
-                // Later ones of the process are of another program, which has left memory since.
+                // A higher number is that of the process's next program, whose memory is still there.
                 other == id || other < id && departed.identity.is_same_process(identity)
             });
         }

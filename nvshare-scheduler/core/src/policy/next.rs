@@ -11,10 +11,10 @@ pub(crate) fn lead_on_all(lead_on_each: impl Iterator<Item = i64>) -> i64 {
     lead_on_each.max().unwrap_or(0)
 }
 
-/// Whether a waiter that goes first would delay one that is ahead of it in the order and does not fit. It
-/// would, unless it can stay when the other comes. All figures are bytes. `own` and `first`: the demands of
-/// the two. `stays`: what stays on the GPU meanwhile, which is clients that keep running beside the other,
-/// and what cannot be moved. `capacity`: that of the GPU.
+/// Whether letting a waiter run now delays the head, which is ahead of it in the order and does not fit
+/// yet. It does, unless the waiter can stay when the head comes. All figures are bytes. `own` and `first`:
+/// the demands of the two. `stays`: what stays on the GPU meanwhile, which is clients that keep running
+/// beside the other, and what cannot be moved. `capacity`: that of the GPU.
 #[must_use]
 pub(crate) fn would_delay(own: u128, first: u128, stays: u128, capacity: u64) -> bool {
     own + first + stays > u128::from(capacity)

@@ -2,8 +2,8 @@
 //! them alone.
 //!
 //! A change of a client is complete when the method returns. Its entries in ledgers have changed with it, the
-//! differences are reported, and all that depends on it is looked at again. GPUs, jobs and gangs are handed
-//! to the step that changes them, which sees itself to what follows. No step can change a GPU's ledger.
+//! differences are reported, and all that depends on it is looked at again. A step that changes a GPU, a job
+//! or a gang must itself queue all that depends on it. No step can change a GPU's ledger.
 
 use std::time::Duration;
 

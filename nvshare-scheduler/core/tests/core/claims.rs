@@ -1,4 +1,4 @@
-//! What clients claim, ask for and keep silent about harms nobody else beyond a bound.
+//! Claims, requests and the silence of clients harm nobody else beyond a bound.
 
 use nvshare_core::{Config, Event, Identity, Measured};
 use nvshare_proto::{
@@ -130,7 +130,7 @@ fn plain_memory_that_nvml_does_not_see_is_charged_to_nobody() {
     table.say(lies, ClientMessage::Usage(Usage { allocated: 11 * GIB, ..twelve_gib(0) }));
     assert!(granted(&look(&mut table, Some(GIB / 2)), waits).is_some(), "{:?}", table.core.client_status());
     assert!(table.notes.iter().any(|note| note.contains("NVML does not see")), "{:?}", table.notes);
-    // Who is in another view of processes cannot be seen, and is believed.
+    // NVML cannot see processes of another PID namespace, so the scheduler trusts their figures.
     let rows = table.core.client_status();
     assert_eq!(rows.iter().find(|row| row.client == other).map(|row| row.resident), Some(GIB));
 }

@@ -1,4 +1,4 @@
-//! What the scheduler times itself: each figure from the message that it sent to the one that answers it.
+//! Times that the scheduler measures itself: each from the message that it sent to the one that answers it.
 
 use nvshare_core::{AutoTarget, Config, HandOverCosts};
 use nvshare_proto::units::MIB;
@@ -47,7 +47,7 @@ fn a_hand_over_is_timed_by_the_scheduler_itself() {
     assert_eq!(table.core.gpu_status()[0].switch_us[0], 0);
 }
 
-/// The turn passes from the one to the other, which begins after so many milliseconds.
+/// The turn passes from the one to the other, which begins after `took` milliseconds.
 fn passes(table: &mut Table, from: (u64, Epoch), to: u64, took: u64) -> Epoch {
     let (leaves, epoch) = from;
     let mut sent = Vec::new();

@@ -1,4 +1,4 @@
-//! What those who watch are told.
+//! Events that watchers are told.
 
 use nvshare_core::{Config, Event, Rule};
 use nvshare_proto::{Amount, ClientMessage, EventKind, Gate, SchedulerMessage, Usage};
@@ -7,7 +7,7 @@ use crate::table::{GIB, MS, Table, config, gpu};
 
 type Told = (EventKind, u64, Option<u64>, Option<u64>);
 
-/// What is told: kind, client, GiB, milliseconds.
+/// The events that are told: kind, client, GiB, milliseconds.
 fn told(table: &mut Table) -> Vec<Told> {
     std::iter::from_fn(|| table.core.poll_incident())
         .map(|incident| {
@@ -18,7 +18,7 @@ fn told(table: &mut Table) -> Vec<Told> {
         .collect()
 }
 
-/// What is told of a message that comes some milliseconds later.
+/// The events that are told of a message that comes `millis` milliseconds later.
 fn after(table: &mut Table, millis: u64, client: u64, message: ClientMessage) -> Vec<Told> {
     table.now += millis;
     table.core.handle(Event::Message { client, message }, MS(table.now));
@@ -69,7 +69,7 @@ fn a_hand_over_is_told_with_its_sizes_and_times() {
     let evicted = after(&mut table, 100, 1, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
     assert_eq!(evicted, [(EventKind::Evicted, 1, Some(7), Some(600))]);
     let second = granted(&mut table, 2);
-    // What it says while it restores changes nothing about what it had to bring back.
+    // Its usage while it restores does not change the number of bytes that it had to bring back.
     let usage =
         Usage { gpu: gpu(0), total: 16 * GIB, limit: 0, allocated: 10 * GIB, absent: 0, immovable: 0 };
     assert_eq!(after(&mut table, 0, 2, ClientMessage::Usage(usage)), []);
@@ -89,7 +89,7 @@ fn an_allocation_is_refused_when_it_was_told_so_and_not_when_it_gives_up() {
     let kinds = |told: Vec<Told>| told.into_iter().map(|told| told.0).collect::<Vec<_>>();
     assert_eq!(kinds(after(&mut table, 0, 2, need(9 * GIB))), [EventKind::NeedRoom, EventKind::Evict]);
     assert_eq!(kinds(after(&mut table, 0, 2, need(0))), []);
-    // What the other one has cannot be moved, and is in the way for good.
+    // The memory of the other one cannot be moved, and is in the way for good.
     let stays = ClientMessage::Evicted { gpu: gpu(0), short: 8 * GIB };
     assert_eq!(kinds(after(&mut table, 0, 1, stays)), [EventKind::Evicted, EventKind::Stays]);
     assert_eq!(

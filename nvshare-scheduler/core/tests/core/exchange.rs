@@ -42,7 +42,7 @@ fn leaving(exchange: Exchange, memory: MemoryMode) -> (Table, Vec<(u64, Schedule
 
 fn swapping() -> Table {
     let (table, sent) = leaving(Exchange::Swap, MemoryMode::Swap);
-    // What is free already comes at once.
+    // Room that is free already comes at once.
     assert_eq!(sent, [(LEAVES, SchedulerMessage::Evict(room(8 * GIB))), restore(4 * GIB)]);
     table
 }

@@ -336,7 +336,7 @@ fn a_rank_waits_for_no_turn_where_another_one_runs() {
     let sent = table.register_as(RANKS[1], identity(RANKS[1], gang), Gate::Closed, usage(0, 16));
     assert!(asked_to_leave(&sent, RANKS[0]).is_some(), "{sent:?}");
     let mut sent = table.say(RANKS[1], ClientMessage::ReqLock);
-    // What is on the GPU of the first one does not fit it any more.
+    // Now the clients on the GPU of the first rank do not fit it together.
     sent.append(&mut table.say(grows, ClientMessage::NeedRoom(Amount { gpu: gpu(1), bytes: 10 * GIB })));
     table.now = 300;
     sent.append(&mut table.say(RANKS[0], ClientMessage::DropDeferred { epoch: first }));

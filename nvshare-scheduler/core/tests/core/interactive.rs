@@ -1,4 +1,4 @@
-//! What a client says of itself does not make it interactive.
+//! A client does not become interactive by its own messages.
 
 use nvshare_core::{AutoTarget, Config};
 use nvshare_proto::{ClientMessage, Gate};
@@ -29,7 +29,7 @@ fn asks_and_gives_back(works: u64, waits: u64) {
             sent.append(&mut table.wait_until(at));
         }
         let epoch = asked_to_leave(&sent, 1).expect("asked");
-        // What a hand-over takes, as measured by then, is a twentieth of the turn of the other one.
+        // A hand-over, as measured by then, takes a twentieth of the other one's turn.
         let ran = table.now - ran_from;
         assert!(round < 3 || ran >= 3000, "{works} and {waits} ms, round {round}: it ran for {ran} ms");
         table.now += 20;

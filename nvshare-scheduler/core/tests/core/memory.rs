@@ -26,7 +26,7 @@ fn a_capacity_that_became_smaller_holds_for_what_is_there() {
     assert_eq!(core.gpu_status()[0].resident, 9 * GIB);
 }
 
-/// What clients have beside their memory makes the card smaller for all. Memory that the library maps is memory, not a context.
+/// Contexts and modules of clients make the card smaller for all. Memory that the library maps is memory, not a context.
 #[test]
 fn memory_that_the_library_maps_is_not_taken_for_contexts() {
     for memory in [MemoryMode::Swap, MemoryMode::Managed] {

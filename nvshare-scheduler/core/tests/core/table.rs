@@ -31,7 +31,7 @@ impl Table {
         Self { core: Core::new(config), now: 0, notes: Vec::new() }
     }
 
-    /// What the core sends, in its order.
+    /// The messages that the core sends, in its order.
     pub(crate) fn sent(&mut self) -> Vec<(u64, SchedulerMessage)> {
         let mut sent = Vec::new();
         while let Some(output) = self.core.poll_output() {
@@ -48,7 +48,7 @@ impl Table {
         self.register_with(client, gate, usage);
     }
 
-    /// What the core says to a client that registers with this usage.
+    /// The core's messages when a client registers with this usage.
     pub(crate) fn register_with(
         &mut self,
         client: u64,
@@ -88,7 +88,8 @@ impl Table {
         self.sent()
     }
 
-    /// Clients give back all that they are asked for, and say what they have then. What was sent, and is because of that.
+    /// Clients give back all that they are asked for, and say what they have then. Returns the messages that were sent, and those
+    /// that follow.
     pub(crate) fn give_back(
         &mut self,
         mut sent: Vec<(u64, SchedulerMessage)>,
@@ -110,7 +111,7 @@ impl Table {
         assert!(deadline.is_none_or(|deadline| deadline > MS(self.now)), "it would look again at once");
     }
 
-    /// What the core sends by itself until then.
+    /// The messages that the core sends by itself until then.
     pub(crate) fn wait_until(&mut self, time: u64) -> Vec<(u64, SchedulerMessage)> {
         let mut sent = Vec::new();
         while let Some(deadline) = self.core.next_deadline().filter(|&deadline| deadline <= MS(time)) {
@@ -146,7 +147,7 @@ pub(crate) fn room_given(sent: &[(u64, SchedulerMessage)], to: u64) -> u64 {
     sent.iter().filter(|(client, _)| *client == to).map(|(_, message)| given(message)).sum()
 }
 
-/// What a client with managed memory on one GPU says that was not registered before.
+/// The first message of a client with managed memory on one GPU that was not registered before.
 pub(crate) fn newcomer(gate: Gate, usage: Usage) -> Register {
     Register {
         pid: 9,

@@ -42,7 +42,7 @@ struct Programs {
     luck: BTreeMap<u64, f64>,
     /// How many it has in flight now.
     in_flight: BTreeMap<u64, f64>,
-    /// What the launch window lets through of however long kernels.
+    /// The launches that the launch window lets through, however long the kernels are.
     least_ahead: f64,
     /// Nothing is done on the card until then.
     held_up_until: u64,
@@ -164,13 +164,13 @@ impl Programs {
         }
     }
 
-    /// So many launches of a program that runs complete, and it makes others.
+    /// Some launches of a program that runs complete, and it makes others.
     fn completes(&mut self, client: u64, launches: f64) {
         let Some(&ahead) = self.ahead.get(&client) else {
             *self.launched.entry(client).or_default() += launches;
             return;
         };
-        // What the launch window lets through, in milliseconds of work.
+        // The launch window lets through 20 ms of work, or a least number of launches if that is more.
         let bound = (self.rates[&client].alone * 0.02).max(self.least_ahead);
         let most = if self.told.contains(&client) { bound } else { ahead };
         let in_flight = self.in_flight.entry(client).or_default();
@@ -196,7 +196,7 @@ impl Programs {
         }
     }
 
-    /// What of its launches is complete.
+    /// The number of its launches that are complete.
     fn complete(&self, client: u64) -> f64 {
         self.launched[&client] - self.in_flight.get(&client).copied().unwrap_or_default()
     }
@@ -255,7 +255,7 @@ impl Programs {
         self.table.core.gpu_status()[0].by_measure
     }
 
-    /// Launches of all programs in so many seconds.
+    /// Launches of all programs in this number of seconds.
     fn launches_in(&mut self, seconds: u64) -> f64 {
         let before: f64 = self.launched.values().sum();
         self.go_on_for(seconds);

@@ -65,8 +65,8 @@ fn a_program_with_a_rhythm_is_not_asked_at_the_same_beat_each_time() {
     }
 }
 
-/// What a program has launched far ahead without anybody waiting takes longer than a drain has patience. Its work in flight is bounded from the
-/// pause on, so that a later drain is complete.
+/// While nobody waits, a program launches far ahead: more work than a drain has patience for. Its work in flight is bounded from the pause on, so
+/// that a later drain is complete.
 #[test]
 fn work_in_flight_of_a_client_that_is_paused_is_bounded_until_it_goes_on() {
     let mut table = Table::new(config(false));

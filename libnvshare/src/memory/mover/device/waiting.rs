@@ -29,8 +29,8 @@ struct Wait {
 /// The waits of devices, by their ordinals.
 static WAITS: Mutex<BTreeMap<CUdevice, Wait>> = Mutex::new(BTreeMap::new());
 
-/// Waits a moment for memory on the card. A long wait is reported once. Returns whether the driver should have the memory by
-/// now that others have given back: once each time that it has had [`DRIVER_IS_LATE`].
+/// Waits a moment for memory on the card. A long wait is reported once. Returns true once per [`DRIVER_IS_LATE`] of waiting: by
+/// then the driver should have the memory that others have given back.
 pub(super) fn for_memory(device: CUdevice, bytes: u64) -> bool {
     let mut waits = lock(&WAITS);
     let first = || Wait { since: Instant::now(), is_reported: false, late: 0 };

@@ -54,7 +54,7 @@ fn nobody_gains(rule: &str, config: &Config) {
             "{rule}, {what}: {part:.3} of the time, {taken:.3} with restores; {got:.1}, {first:.1} and {second:.1} s"
         );
         assert!(part <= MOST, "{rule}, {what}: {part} of the time");
-        // What its many switches cost, which are charged to it as far as they take longer than its work.
+        // The cost of its many switches. They are charged to it as far as they take longer than its work.
         assert!(taken <= MOST_TAKEN, "{rule}, {what}: {taken} of the time");
         // It costs the others nothing either: between them they have what is left.
         assert!((first / second - 1.0).abs() <= 0.1, "{rule}, {what}: {first} and {second} s");

@@ -11,7 +11,7 @@
 //!   many drains of the waiter (`policy/slices.rs`), 65 at most. Where its turn is cut before, it has had as much as one turn of the
 //!   other, so the lead does not grow, but for a drain: what counts is the mean of the waiter's drains of late, and who was asked to leave
 //!   before it had begun has nothing to drain.
-//! - The turn passes between processes of one job, which do not fit beside each other, if the job is the first who waits. Who is next is
+//! - The turn passes between processes of one job, which do not fit beside each other, if the job is the first who waits. The next one is
 //!   known before the drain begins, so one more drain comes on top.
 //!
 //! The third holds only where 64 quanta of the other one are worth the longest turn of the job, its drain included. Beyond that, the
@@ -44,14 +44,14 @@ use crate::table::{MS, config, gpu};
 
 /// The weight of a job that has no other, inside the core.
 const USUAL: f64 = 6400.0;
-/// A turn is extended for a holder that is heavier than a waiter, up to so many quanta.
+/// A turn is extended for a holder that is heavier than a waiter, up to this number of quanta.
 const MOST: f64 = 64.0;
 /// Virtual times that differ by less count as equal; and messages take a moment.
 const SLACK: f64 = 0.003;
 
 type Job = (u8, u64);
 
-/// What is known of a job on a GPU after an event.
+/// A job on a GPU after an event.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     wants: bool,
@@ -81,7 +81,7 @@ impl Fair {
     fn watch(&mut self, world: &World) {
         let before = std::mem::replace(&mut self.rows, rows(world));
         if world.now > self.looked_at {
-            // What one event changed and another at the same time took back was never in force.
+            // A weight that one event set and another at the same time took back was never in force.
             self.weights = before.into_iter().map(|(of, row)| (of, row.weight)).collect();
             self.looked_at = world.now;
         }

@@ -10,7 +10,7 @@ use nvshare_proto::{
 use super::{Act, Behaviour, Plan, Seen};
 use crate::table::{CAPACITY, GIB, MS, gpu};
 
-/// What is its own to do.
+/// Numbers of its own acts.
 const RESTORED: u64 = 1;
 const DRAINED: u64 = 2;
 const GIVES_UP: u64 = 3;
@@ -35,16 +35,16 @@ pub(crate) struct Honest {
     pub(crate) restores_in: u64,
     pub(crate) drains_in: u64,
     pub(crate) evicts_in: u64,
-    /// Each so many-th drain is given up.
+    /// One of this number of drains is given up; 0: none.
     pub(crate) defers_every: u64,
-    /// It works for so long and pauses for so long; 0: it never pauses.
+    /// It works for `works` and then pauses for `pauses`, again and again. `works` is 0: it never pauses.
     pub(crate) works: u64,
     pub(crate) pauses: u64,
     /// It gives the lock back by itself after so much work, and asks again at once; 0: never.
     pub(crate) gives_back: u64,
     /// Its program ends after so much work, and the next one starts so much later.
     pub(crate) ends_after: Option<(u64, u64)>,
-    /// An allocation of so many GiB waits for room while it is parked, once.
+    /// The GiB of an allocation that waits for room while it is parked, once.
     pub(crate) needs_parked: u64,
     pub(crate) tenant: Option<u64>,
     pub(crate) gang: Option<Gang>,
@@ -152,7 +152,7 @@ impl Honest {
         plan
     }
 
-    /// What comes of its work if nobody interrupts it.
+    /// The acts that end its work if nobody interrupts it.
     fn works_on(&self) -> Plan {
         let mut plan = Vec::new();
         if self.works > 0 && !self.now.pausing {
@@ -209,7 +209,7 @@ impl Behaviour for Honest {
 
     fn returns(&mut self, client: u64, now: Duration) -> (Identity, Register, Plan) {
         self.stops_working(now);
-        // What was given and not used is nobody's.
+        // Room that was given and not used is lost.
         (self.now.room, self.now.contested) = (0, false);
         self.now.turn += 1;
         let runs = matches!(self.now.state, State::Running(_) | State::Draining(_));

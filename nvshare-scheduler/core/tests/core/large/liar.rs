@@ -13,8 +13,9 @@ use crate::table::{CAPACITY, GIB, MS, gpu};
 #[derive(Debug)]
 pub(crate) struct Liar {
     seed: u64,
-    /// The GPUs that it speaks of: this one, and so many more.
+    /// The first of the GPUs that it speaks of.
     first: u8,
+    /// The number of GPUs that it speaks of.
     gpus: u8,
     /// The last grant that it heard of.
     epoch: Epoch,

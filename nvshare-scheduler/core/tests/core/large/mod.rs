@@ -1,7 +1,7 @@
 //! Worlds of up to 200 clients, in virtual time, for rules that need many: how long somebody waits, how far equal jobs come
 //! apart, what one event may cost, and that nobody's lies stop the others.
 //!
-//! What a client does is behind [`Behaviour`]: a world delivers messages, and knows nothing of how a client answers.
+//! Clients are behind [`Behaviour`]: a world delivers messages, and knows nothing of how a client answers.
 
 mod cheats;
 mod fair;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use nvshare_core::Identity;
 use nvshare_proto::{ClientMessage, Register, SchedulerMessage};
 
-/// What a client does next.
+/// An act of a client.
 #[derive(Debug, Clone)]
 pub(crate) enum Act {
     /// It says something.
@@ -27,7 +27,7 @@ pub(crate) enum Act {
     End(Option<Duration>),
 }
 
-/// What a client is about to do, and in how long.
+/// Acts of a client to come, each with the time until then.
 pub(crate) type Plan = Vec<(Duration, Act)>;
 
 /// How a client behaves.
@@ -42,16 +42,16 @@ pub(crate) trait Behaviour {
     fn hears(&mut self, message: SchedulerMessage, now: Duration) -> Plan;
     /// It does something of its own.
     fn does(&mut self, what: u64, now: Duration) -> Plan;
-    /// What can be seen of it.
+    /// It is looked at from outside.
     fn seen(&self) -> Seen;
 }
 
-/// What can be seen of a client from outside.
+/// A client as it is seen from outside.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Seen {
     /// The GPU that it uses.
     pub(crate) gpu: u8,
-    /// What is on the card, and what else it may put there, in bytes; none of who lies.
+    /// Its bytes on the card, with those that it may still put there; none for a client that lies.
     pub(crate) resident: Option<u64>,
     /// It is between grant and drained.
     pub(crate) holds: bool,

@@ -1,5 +1,5 @@
-//! The shares of programs that do not fit, where a switch takes long beside the quantum. What is compared is the time in which they
-//! compute: from the open gate until they have drained.
+//! The shares of programs that do not fit, where a switch takes long beside the quantum. The times in which they compute are compared:
+//! from the open gate until they have drained.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::table::{MS, config};
 
 const QUANTUM: u64 = 4000;
 
-/// How a switch of so many milliseconds is made.
+/// How a switch is made, with its milliseconds.
 #[derive(Debug, Clone, Copy)]
 enum Switch {
     /// One client's memory leaves, and then the other's comes.
@@ -67,7 +67,7 @@ fn time_computed_comes_out_in_the_ratio_of_weights_however_long_switches_take() 
     }
 }
 
-/// Seconds of each of two equal jobs in 3000 s, of which the first one's restores take so long.
+/// Seconds of each of two equal jobs in 3000 s. Restores of the first one take `restores_in` milliseconds, those of the other no time.
 fn beside_an_expensive_one(restores_in: u64, quantum: u64, gives_back: u64) -> [f64; 2] {
     let expensive = Honest { restores_in, gives_back, ..Honest::new(0, 12) };
     let cheap = Honest { restores_in: 0, ..Honest::new(0, 12) };

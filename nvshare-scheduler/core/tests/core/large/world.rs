@@ -9,7 +9,7 @@ use nvshare_proto::{ClientMessage, SchedulerMessage};
 use super::{Act, Behaviour, Plan, Seen};
 use crate::table::{CAPACITY, MS, gpu};
 
-/// The whole state is recomputed by brute force after every so many events.
+/// The whole state is recomputed by brute force each time that this number of events has happened.
 const AUDITS_EVERY: u64 = 257;
 
 /// Far more than any of the worlds has.
@@ -59,7 +59,7 @@ struct Role {
 /// How long somebody may wait: see [`World::begins_to_wait`].
 struct Wait {
     since: Duration,
-    /// What the jobs that go first have had less than the waiter, together.
+    /// The time that the jobs that go first have had less than the waiter, together.
     catch_up: Duration,
     /// Jobs that go first, by GPU.
     jobs: BTreeSet<(u8, (u8, u64))>,
@@ -122,7 +122,7 @@ impl World {
         self.agenda.insert((time, self.sequence), what);
     }
 
-    /// Who is there: each role that has a client, with its client, its job and what is seen of it.
+    /// Each role that has a client: the client, its job, and how it was seen last.
     pub(crate) fn who_is_there(&self) -> impl Iterator<Item = (u64, (u8, u64), Seen)> {
         self.roles.iter().filter_map(|role| Some((role.client?, role.job, role.was)))
     }
@@ -166,7 +166,7 @@ impl World {
     }
 
     /// Another scheduler takes the place of this one, at a moment when no memory comes back to the card, and its clients come
-    /// back one after the other. Who ran goes on meanwhile.
+    /// back one after the other. Clients that ran go on meanwhile.
     pub(crate) fn restart(&mut self, config: Config) {
         while self.roles.iter().any(|role| role.was.restores) {
             self.run(self.now + MS(1), |_| {});
@@ -340,7 +340,7 @@ impl World {
         self.check();
     }
 
-    /// What honest clients have on each GPU fits it, and who runs there has the GPU with such as fit beside it.
+    /// Honest clients have no more memory on each GPU than fits.
     fn check(&self) {
         let mut resident = [0u64; 8];
         for role in self.roles.iter().filter(|role| role.client.is_some() || role.returns) {

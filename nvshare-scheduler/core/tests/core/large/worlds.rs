@@ -99,9 +99,9 @@ fn crowd(world: &mut World, random: &mut Random, clients: u64) -> Vec<(usize, Ho
 
 /// The bound of a wait: for each job that goes first, a turn with its hand-over, and what that job has had less than the
 /// waiter when the wait begins. A job that has had less goes first as often as it takes, and what a small job has had
-/// beyond its share while it ran beside others can be several turns of each of the jobs that have to catch up; without
-/// that term, waits of up to 1.5 turns for each job of the GPU were seen. What it comes to is read from the virtual times as
-/// each wait begins, and again when a job comes that is behind.
+/// beyond its share while it ran beside others can be several turns of each of the jobs that have to catch up; without that
+/// term, waits of up to 1.5 turns for each job of the GPU were seen. Its size is read from the virtual times as each wait
+/// begins, and again when a job comes that is behind.
 #[test]
 fn nobody_in_a_crowd_waits_longer_than_the_jobs_ahead() {
     for (seed, clients) in [(1, 8), (2, 40), (3, 160), (4, 20), (5, 60), (6, 100), (7, 12), (8, 200)] {
