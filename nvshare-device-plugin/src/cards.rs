@@ -17,7 +17,8 @@ use crate::devices::Card;
 /// Folder in which the kernel module has a folder for each GPU, named by the GPU's place on the bus.
 pub const DESCRIPTIONS: &str = "/proc/driver/nvidia/gpus";
 
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// The usual pause between two looks.
+pub const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 static NO_ERRORS: Seldom = Seldom::new(|text| info!("{text}"));
 
@@ -28,6 +29,8 @@ pub struct Places {
     pub descriptions: PathBuf,
     /// `/sys`
     pub sysfs: PathBuf,
+    /// The pause between two looks.
+    pub pause: Duration,
 }
 
 /// The versions of what NVIDIA's driver brings, where they are known.
@@ -95,7 +98,7 @@ impl Places {
                 info!("NVML: {error}");
             }
             tell(Seen::Cards(if had_nvml { Vec::new() } else { self.described() }));
-            sleep(LOOK_EVERY);
+            sleep(self.pause);
         }
     }
 
@@ -106,10 +109,10 @@ impl Places {
         loop {
             tell(Seen::Cards(self.ask(nvml)?));
             let Some(errors) = &errors else {
-                sleep(LOOK_EVERY);
+                sleep(self.pause);
                 continue;
             };
-            match errors.wait(LOOK_EVERY.as_millis().try_into().unwrap_or(u32::MAX)) {
+            match errors.wait(self.pause.as_millis().try_into().unwrap_or(u32::MAX)) {
                 Ok(event) => {
                     // A GPU that cannot say its name any more is gone at the next look, which is now.
                     let gpu = event.device.uuid().ok().and_then(|uuid| uuid.parse().ok());
@@ -216,7 +219,7 @@ mod tests {
     fn the_kernel_module_describes_gpus() {
         let root = std::env::temp_dir().join(format!("nvshare-cards-{}", std::process::id()));
         let gpus = root.join("gpus");
-        let places = Places { descriptions: gpus.clone(), sysfs: root.join("sys") };
+        let places = Places { descriptions: gpus.clone(), sysfs: root.join("sys"), pause: LOOK_EVERY };
         for (bus, text, node) in [
             (
                 "0000:41:00.0",

@@ -173,7 +173,7 @@ pub async fn attend(plugin: Arc<Plugin>, offer: Arc<Offer>) {
         let is_registered = registered.is_some_and(|(at, since)| {
             Some(at) == there && (offer.is_followed() || since.elapsed() < PATIENCE)
         });
-        let mut pause = LOOK_EVERY;
+        let mut pause = plugin.host.options.pause(LOOK_EVERY);
         match there {
             Some(there) if !is_registered && bound.is_some() => {
                 match register(&kubelet, &plugin, &offer.resource).await {

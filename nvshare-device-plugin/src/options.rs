@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use nvshare_proto::{Given, GpuUuid, cdi, paths, units};
@@ -116,6 +117,10 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS", default_value = "60", hide = true)]
     pub grace: u64,
 
+    /// How many times more often the plugin looks at what may change, for tests
+    #[arg(long, value_name = "TIMES", default_value = "1", hide = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub hurry: u32,
+
     /// Folder of specifications of CDI devices that an administrator makes
     #[arg(long, value_name = "DIR", default_value = "/etc/cdi", hide = true)]
     pub etc_cdi: PathBuf,
@@ -185,6 +190,12 @@ impl Options {
         self.admin_socket.clone().unwrap_or_else(|| paths::admin_socket(true))
     }
 
+    /// The pause between two looks.
+    #[must_use]
+    pub fn pause(&self, usual: Duration) -> Duration {
+        usual / self.hurry
+    }
+
     /// The limits of a slot that says none itself.
     #[must_use]
     pub fn given(&self) -> Given {
@@ -224,6 +235,7 @@ mod tests {
         assert_eq!((options.device_list_strategy, options.preload), (Strategy::CdiCri, Preload::Env));
         assert_eq!((options.resource.as_str(), options.memory), ("nvshare.com/gpu", None));
         assert_eq!(options.given(), Given::default());
+        assert_eq!((options.grace, options.pause(Duration::from_secs(2))), (60, Duration::from_secs(2)));
     }
 
     #[test]

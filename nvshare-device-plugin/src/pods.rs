@@ -214,7 +214,7 @@ pub async fn tell(
             }
         }
         tokio::select! {
-            () = sleep(LOOK_EVERY) => {}
+            () = sleep(host.options.pause(LOOK_EVERY)) => {}
             () = given.notified() => sleep(SETTLE).await,
         }
     }

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use tracing::info;
 
 use crate::allocate::{LIBRARY, PRELOAD, preload_file};
-use crate::cards::{Places, Versions};
+use crate::cards::{self, Places, Versions};
 use crate::devices::{self, Card, Named};
 use crate::host::Host;
 use crate::options::{Api, Options, Preload};
@@ -48,7 +48,11 @@ pub async fn run(options: Options) -> Result<(), String> {
     rivals::refuse_seats(&options).await?;
     install(&options)?;
     let named = named(&options)?;
-    let places = Places { descriptions: options.gpu_descriptions.clone(), sysfs: options.sysfs.clone() };
+    let places = Places {
+        descriptions: options.gpu_descriptions.clone(),
+        sysfs: options.sysfs.clone(),
+        pause: options.pause(cards::LOOK_EVERY),
+    };
     let cards = find_cards(&options, &named, &table, &places).await?;
     if let Some(folder) = &options.features_dir {
         features::write(folder, &cards, options.slots)?;
@@ -150,6 +154,6 @@ async fn find_cards(
                 "the UUIDs of {found} of {count} GPUs can be read; waiting for the others, {longest} s at most"
             ));
         }
-        sleep(LOOK_FOR_GPUS_EVERY).await;
+        sleep(options.pause(LOOK_FOR_GPUS_EVERY)).await;
     }
 }

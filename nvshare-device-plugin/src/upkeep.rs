@@ -64,7 +64,7 @@ pub async fn keep(host: Arc<Host>, offer: impl Fn(&Found, bool), boot: watch::Se
             }
             boot.send_if_modified(|old| std::mem::replace(old, run.as_ref().ok().copied()) != *old);
         }
-        sleep(LOOK_EVERY).await;
+        sleep(host.options.pause(LOOK_EVERY)).await;
     }
 }
 

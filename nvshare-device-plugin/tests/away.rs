@@ -13,7 +13,7 @@ async fn no_slot_is_healthy_without_a_scheduler() {
     let mut machine = Machine::new();
     let scheduler = Scheduler::start(&machine.root, 1);
     let kubelet = Kubelet::start(&machine.root);
-    let plugin = machine.start("--multi-gpu --grace 5");
+    let plugin = machine.start("--multi-gpu --grace 2");
     kubelet.registered(1).await;
     kubelet.list("healthy slots", are_all(HEALTHY)).await;
     kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
@@ -44,7 +44,7 @@ async fn a_scheduler_that_is_away_for_a_moment_fails_no_pod() {
     let plugin = machine.start("");
     kubelet.registered(1).await;
     // Until its first answer it has more time: several looks find none.
-    sleep(Duration::from_secs(6)).await;
+    sleep(Duration::from_secs(2)).await;
     kubelet.list("healthy slots", are_all(HEALTHY)).await;
     let root = machine.root.clone();
     let comes = async {
@@ -64,12 +64,13 @@ async fn a_scheduler_that_is_replaced_makes_no_slot_unhealthy() {
     let mut machine = Machine::new();
     let scheduler = Scheduler::start(&machine.root, 1);
     let kubelet = Kubelet::start(&machine.root);
-    let plugin = machine.start("--multi-gpu");
+    // A third of what it usually has, and of what Kubernetes takes.
+    let plugin = machine.start("--multi-gpu --grace 20");
     kubelet.list("healthy slots", are_all(HEALTHY)).await;
     ahead(&scheduler, 20).await;
     drop(scheduler);
     // Kubernetes learns of slots that are not healthy seconds later, and until then a kubelet fails pods that come.
-    sleep(Duration::from_secs(17)).await;
+    sleep(Duration::from_secs(6)).await;
     let root = machine.root.clone();
     let comes = async {
         sleep(Duration::from_secs(2)).await;
@@ -107,6 +108,6 @@ async fn a_seat_that_is_refused_after_a_start_is_asked_for_again() {
     assert!(seats.iter().all(|slots| again[refused..].iter().any(|seat| seat.slots == *slots)));
     // Then they are there.
     let made = again.len();
-    sleep(Duration::from_secs(5)).await;
+    sleep(Duration::from_secs(1)).await;
     assert!(scheduler.seats().len() <= made + 2);
 }

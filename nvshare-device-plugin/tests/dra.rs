@@ -275,7 +275,7 @@ async fn an_api_server_that_is_away_is_said_once_and_found_again() {
     let driver = machine.start(DRA);
     let away = "the ResourceSlice of this node may be out of date: the API server does not answer";
     machine.says(driver, away).await;
-    sleep(Duration::from_secs(4)).await;
+    sleep(Duration::from_secs(2)).await;
     assert_eq!(machine.log(driver).matches("out of date").count(), 1, "{}", machine.log(driver));
     assert_eq!(machine.log(driver).matches("ERROR").count(), 0, "{}", machine.log(driver));
     server.set_away(false);
@@ -306,7 +306,7 @@ async fn fields_that_the_api_server_drops_are_said_once() {
     let drops = "the API server drops allowMultipleAllocations and requestPolicy in silence";
     machine.says(driver, drops).await;
     // The slice counts as written, with the fields that are left.
-    sleep(Duration::from_secs(3)).await;
+    sleep(Duration::from_secs(1)).await;
     assert_eq!(generation(&server.slice().unwrap()), 1);
     server.wipe("one");
     until_published(&server, &[A, B]).await;

@@ -29,7 +29,7 @@ async fn the_plugin_takes_little() {
     let scheduler = Scheduler::start(&machine.root, 1);
     let kubelet = Kubelet::start(&machine.root);
     let begin = Instant::now();
-    let plugin = machine.start("--slots 50");
+    let plugin = machine.start_usual("--slots 50");
     kubelet.registered(1).await;
     let ready = begin.elapsed();
     let seats: Vec<[Slot; 1]> =
@@ -55,7 +55,7 @@ async fn the_plugin_takes_little() {
     sleep(IDLE).await;
     let (after, resident) = taken(machine.pid(plugin));
     let idle = (after - before) as f64 / IDLE.as_millis() as f64;
-    let next = machine.start("--slots 50");
+    let next = machine.start_usual("--slots 50");
     machine.says(next, "waiting for another nvshare-device-plugin").await;
     let begin = Instant::now();
     machine.kill(plugin);

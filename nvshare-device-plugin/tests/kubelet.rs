@@ -195,7 +195,7 @@ async fn a_set_that_no_container_may_have_again_is_removed() {
     let mut machine = Machine::new();
     let scheduler = Scheduler::start(&machine.root, 1);
     let kubelet = Kubelet::start(&machine.root);
-    let plugin = machine.start("--multi-gpu --keep-unused 3");
+    let plugin = machine.start("--multi-gpu --keep-unused 1");
     kubelet.registered(1).await;
     let [init, app, other, late] = [
         vec![slot(A, 0), slot(B, 0)],
@@ -212,7 +212,7 @@ async fn a_set_that_no_container_may_have_again_is_removed() {
     kubelet.allocate(&[&other]).await.unwrap();
     kubelet.keep_answers(&[&init, &app, &other]);
     kubelet.list_pods(&[("one", &app), ("other", &other)]);
-    sleep(Duration::from_secs(8)).await;
+    sleep(Duration::from_secs(2)).await;
     assert_eq!(scheduler.removed(), []);
 
     // The other pod is gone.
@@ -225,7 +225,7 @@ async fn a_set_that_no_container_may_have_again_is_removed() {
     removed(1).await;
     until("its device is gone", || (!has(&machine, &other)).then_some(())).await;
     assert!(has(&machine, &init) && has(&machine, &app));
-    machine.says(plugin, "seats that are removed, as no container has had them for 3 s: 1").await;
+    machine.says(plugin, "seats that are removed, as no container has had them for 1 s: 1").await;
     // It is there again for the next container.
     kubelet.allocate(&[&other]).await.unwrap();
     assert!(has(&machine, &other));
@@ -235,11 +235,11 @@ async fn a_set_that_no_container_may_have_again_is_removed() {
     kubelet.allocate(&[&late]).await.unwrap();
     kubelet.list_pods(&[("late", &late)]);
     let count = scheduler.removed().len();
-    sleep(Duration::from_secs(6)).await;
+    sleep(Duration::from_secs(2)).await;
     write(&machine.root.join("kubelet/device-plugins/kubelet_internal_checkpoint"), "{}");
     machine.says(plugin, "no seat is removed").await;
     kubelet.list_pods(&[]);
-    sleep(Duration::from_secs(6)).await;
+    sleep(Duration::from_secs(2)).await;
     assert_eq!(scheduler.removed().len(), count);
     // While a process uses it, it stays.
     scheduler.refuse(Some("seat is in use"));

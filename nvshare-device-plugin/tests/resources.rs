@@ -135,12 +135,12 @@ async fn a_seat_of_a_resource_outlives_its_record_and_the_resource() {
     // Another order, other limits, and one resource less: the container has its seat as long as the kubelet says so.
     machine.kill(plugin);
     let before = scheduler.seats().len();
-    let plugin = machine.start("--keep-unused 3 --also other=slots=1");
+    let plugin = machine.start("--keep-unused 1 --also other=slots=1");
     let is_made = || scheduler.seats()[before..].contains(&seat);
     until("it is made again, with its limits", || is_made().then_some(())).await;
     let gone = SeatName::of(&[of("small", slot(A, 0))]);
     until("one that no container has goes", || scheduler.removed().contains(&gone).then_some(())).await;
-    sleep(Duration::from_secs(4)).await;
+    sleep(Duration::from_secs(2)).await;
     assert!(!scheduler.removed().contains(&seat.name()));
     kubelet.of("small").run_pods(&[]);
     until("it goes", || scheduler.removed().contains(&seat.name()).then_some(())).await;

@@ -109,7 +109,7 @@ async fn tidy(driver: &Driver) {
     loop {
         driver.remove_ended().await;
         tokio::select! {
-            () = sleep(TIDY_EVERY) => {}
+            () = sleep(driver.host.options.pause(TIDY_EVERY)) => {}
             () = driver.ended.notified() => {}
         }
     }

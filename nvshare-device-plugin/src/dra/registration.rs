@@ -48,7 +48,7 @@ pub async fn attend(driver: Arc<Driver>) {
             .inspect_err(|error| FAILING.say(format_args!("the kubelet does not find the driver: {error}")))
             .ok();
         }
-        sleep(LOOK_EVERY).await;
+        sleep(driver.host.options.pause(LOOK_EVERY)).await;
     }
 }
 

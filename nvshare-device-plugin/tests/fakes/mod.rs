@@ -85,8 +85,13 @@ impl Machine {
         devices.map(|device| (device["name"].as_str().unwrap().to_owned(), device.clone())).collect()
     }
 
-    /// Starts a plugin; its number.
+    /// Starts a plugin that does not let tests wait for long; its number.
     pub(crate) fn start(&mut self, options: &str) -> usize {
+        self.start_usual(&format!("--hurry 5 {options}"))
+    }
+
+    /// Starts a plugin with its usual pauses; its number.
+    pub(crate) fn start_usual(&mut self, options: &str) -> usize {
         let number = self.plugins.len();
         let at = |name: &str| self.root.join(name);
         let plugin = Command::new(env!("CARGO_BIN_EXE_nvshare-device-plugin"))
