@@ -10,11 +10,11 @@ use nvshare_proto::WatchFrom;
 use tracing::info;
 
 use crate::dra::registration;
-use crate::features;
 use crate::options::Options;
-use crate::{cdi, kubelet, pods, rivals};
+use crate::{cdi, features, files, kubelet, pods, rivals};
 
-/// Removes all of it. Folders that are mounted, as in a pod, stay, and are empty.
+/// Removes all of it, and nvshare's own folders, unless they are mounted. Folders of others stay though they are empty: somebody may have them
+/// mounted. The kubelet removes the slices of a driver whose socket is gone.
 ///
 /// # Errors
 /// The scheduler or the plugin runs, a container has a seat, the kubelet does not say whether one does, or something cannot be removed.
@@ -40,12 +40,11 @@ pub async fn run(options: &Options) -> Result<(), String> {
     if let Some((count, claim)) = rivals::claimed(options)? {
         return Err(format!("claims are prepared: {count}, such as {claim}; remove their pods first"));
     }
-    let others = [registration::socket(&options.kubelet), options.cdi_dir.join(cdi::FILE)];
-    for file in kubelet::sockets(&options.kubelet).into_iter().chain(others) {
-        gone(&file, fs::remove_file(&file))?;
-    }
-    if let Some(folder) = &options.features_dir {
-        let file = folder.join(features::FILE);
+    let sockets =
+        kubelet::sockets(&options.kubelet).into_iter().chain([registration::socket(&options.kubelet)]);
+    let features = options.features_dir.as_ref().map(|folder| folder.join(features::FILE));
+    let written = [options.cdi_dir.join(cdi::FILE)].into_iter().chain(features);
+    for file in sockets.chain(written.flat_map(|file| [files::unfinished(&file), file])) {
         gone(&file, fs::remove_file(&file))?;
     }
     let run = ["nvshare-seats", "nvshare", "nvshare-admin"].map(|name| options.run_dir.join(name));

@@ -8,7 +8,7 @@ use nvshare_proto::{Given, GpuUuid, Holder, Priority, SeatName};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-const DRA: &str = "--api dra --node-name one";
+pub(crate) const DRA: &str = "--api dra --node-name one";
 const GIB: u64 = 1 << 30;
 
 /// The name of a GPU's device.

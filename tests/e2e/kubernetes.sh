@@ -406,7 +406,7 @@ spec:
         - sh
         - -c
         - >
-          for file in /node/var/lib/nvshare/* /node/var/lib/nvshare/.??* /node/var/run/nvshare*/* /node/var/run/nvshare*/.??*
+          for file in /node/var/lib/nvshare/* /node/var/lib/nvshare/.??* /node/var/run/nvshare*
           /node/var/run/cdi/*nvshare* /node/var/run/cdi/.*nvshare* /node/var/lib/kubelet/*/*nvshare*;
           do if [ -e "\$file" ]; then echo "\$file"; fi; done
       volumeMounts: [$(printf '{name: f%d, mountPath: /node%s, readOnly: true}, ' $(numbered))]
@@ -418,7 +418,7 @@ END
     kubectl -n nvshare-clean-up delete pod left >/dev/null
 }
 numbered() {
-    printf '%s\n' /var/lib/nvshare /var/run/{nvshare,nvshare-seats,nvshare-admin,cdi} /var/lib/kubelet/{device-plugins,plugins_registry} |
+    printf '%s\n' /var/lib/nvshare /var/run /var/lib/kubelet/{device-plugins,plugins_registry} |
         cat --number
 }
 cleaned() {

@@ -27,6 +27,8 @@ LIBRARY_IN_IMAGE = "/usr/lib/nvshare/libnvshare.so"
 # The kubelet makes these; whether a container may only read them.
 KUBELET = {"/var/lib/kubelet/device-plugins": False, "/var/lib/kubelet/pod-resources": True}
 CDI = {"/var/run/cdi": False, "/etc/cdi": True}
+# Where the clean-up finds the host's /var/run.
+RUN_IN_CLEAN_UP = "/host/run"
 # The component dra/ has this one as well.
 REGISTRY = "/var/lib/kubelet/plugins_registry"
 READY = "nvidia.com/gpu.present"
@@ -356,8 +358,10 @@ def check_scheduler(daemon, sources):
 def check_clean_up(daemon, sources):
     """It sees all that the two daemons may leave, and does nothing else."""
     pod = daemon["spec"]["template"]["spec"]
-    own = (directory_of(sources.socket), directory_of(sources.admin_socket), sources.seats, STATE, "/var/run/cdi", REGISTRY)
-    mounts = {path: (path, False) for path in own} | {path: (path, only) for path, only in KUBELET.items()}
+    mounts = {path: (path, False) for path in (STATE, REGISTRY)} | {path: (path, only) for path, only in KUBELET.items()}
+    # It removes folders in this one.
+    run = PurePosixPath(sources.seats).parent
+    mounts[str(run)] = (RUN_IN_CLEAN_UP, False)
     init = pod.get("initContainers") or []
     if [container["name"] for container in init] != ["clean-up"]:
         yield "there is not one init container, which cleans up"
@@ -368,8 +372,16 @@ def check_clean_up(daemon, sources):
     options = options_of([word for word in command[1:] if word != "--clean-up"])
     for name in {"--clean-up", *options} - sources.plugin_options:
         yield f"the device plugin has no option {name}"
-    if options.get("--admin-socket") != sources.admin_socket:
-        yield f"--admin-socket is {options.get('--admin-socket')}, and paths.rs says {sources.admin_socket}"
+    inside = PurePosixPath(RUN_IN_CLEAN_UP)
+    places = {
+        "--run-dir": inside,
+        "--cdi-dir": inside / "cdi",
+        "--admin-socket": inside / PurePosixPath(sources.admin_socket).relative_to(run),
+    }
+    if options != {name: str(place) for name, place in places.items()}:
+        yield f"the clean-up has the options {options}"
+    if PurePosixPath(directory_of(sources.socket)).parent != run:
+        yield f"the clean-up does not reach {sources.socket}"
     # A closed network has no other image.
     images = {container["image"] for container in containers_of(pod)}
     if images != {f"nvshare:{sources.version}"}:
