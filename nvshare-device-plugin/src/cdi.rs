@@ -1,7 +1,10 @@
 //! The specification of nvshare's own CDI devices: one for each seat.
 
+use std::collections::BTreeMap;
+
 use nvshare_proto::SeatName;
 use nvshare_proto::cdi::{Device, Edits, KIND, Mount, Specification};
+use nvshare_proto::env::GANG;
 
 use crate::allocate::{mounts, variables};
 use crate::options::Options;
@@ -21,19 +24,29 @@ pub fn seat_of(name: &str) -> Option<SeatName> {
     name.strip_prefix(KIND)?.strip_prefix("=seat-")?.parse().ok()
 }
 
-/// The specification of these seats.
-pub fn specification(seats: impl Iterator<Item = SeatName>, options: &Options) -> Specification {
-    let device = |seat: SeatName| Device {
+/// The name of the gang that a claim's processes are. The scheduler keeps gangs of one name in different seats apart.
+const OF_CLAIM: &str = "claim";
+
+/// The specification of these seats, and whether the processes of each are a gang.
+#[must_use]
+pub fn specification(seats: BTreeMap<SeatName, bool>, options: &Options) -> Specification {
+    let usual = variables(options);
+    let device = |(seat, is_gang): (SeatName, bool)| Device {
         name: device_name(seat),
         container_edits: Edits {
-            env: variables(options).iter().map(|(name, value)| format!("{name}={value}")).collect(),
+            env: usual
+                .iter()
+                .map(|(name, value)| (*name, value.as_str()))
+                .chain(is_gang.then_some((GANG, OF_CLAIM)))
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect(),
             mounts: mounts(seat, options)
                 .iter()
                 .map(|(host, inside)| Mount::read_only(host, inside))
                 .collect(),
         },
     };
-    Specification::of(seats.map(device).collect())
+    Specification::of(seats.into_iter().map(device).collect())
 }
 
 #[cfg(test)]
@@ -47,7 +60,7 @@ mod tests {
     fn a_seat_is_a_device_with_its_folder_and_the_library() {
         let seat = SeatName::of(&[Slot { gpu: GpuUuid([1; 16]), number: 0 }]);
         let options = Options::parse_from(["plugin", "--memory", "swap"]);
-        let text = serde_json::to_string(&specification([seat].into_iter(), &options)).unwrap();
+        let text = serde_json::to_string(&specification([(seat, false)].into(), &options)).unwrap();
         assert_eq!(
             text,
             concat!(
@@ -77,8 +90,20 @@ mod tests {
         let is_digit = |seat: &SeatName| seat.to_string().starts_with(|letter: char| letter.is_ascii_digit());
         assert!(seats.iter().any(is_digit), "the rule is tried");
         let options = Options::parse_from(["plugin"]);
-        for device in specification(seats.into_iter(), &options).devices {
+        for device in specification(seats.into_iter().map(|seat| (seat, false)).collect(), &options).devices {
             assert!(is_valid(&device.name), "{}", device.name);
         }
+    }
+
+    #[test]
+    fn the_processes_of_a_seat_are_a_gang_where_its_claim_says_so() {
+        let [one, other] = [1, 2].map(|gpu| SeatName::of(&[Slot { gpu: GpuUuid([gpu; 16]), number: 0 }]));
+        let options = Options::parse_from(["plugin", "--preload", "file"]);
+        let devices = specification([(one, true), (other, false)].into(), &options).devices;
+        let env = |seat| {
+            let device = devices.iter().find(|device| device.name == device_name(seat)).unwrap();
+            device.container_edits.env.concat()
+        };
+        assert_eq!([one, other].map(env), ["NVSHARE_GANG=claim", ""]);
     }
 }

@@ -1,6 +1,6 @@
 //! The machine as both APIs see it: its GPUs, its scheduler, NVIDIA's devices, and the seats that were given out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -210,12 +210,11 @@ impl Host {
         let records = lock(&self.records);
         let is_plugin = self.options.api == Api::DevicePlugin;
         // A single slot has its device ahead. A claim has it from Prepare to Unprepare.
-        let mut seats: Vec<SeatName> = self.singles.keys().copied().collect();
+        let mut seats: BTreeMap<SeatName, bool> = self.singles.keys().map(|&name| (name, false)).collect();
         let given = records.seats().iter().filter(|(_, record)| is_plugin || record.claim.is_some());
-        seats.extend(given.map(|(name, _)| name));
-        seats.sort_unstable();
-        seats.dedup();
-        let specification = cdi::specification(seats.into_iter(), &self.options);
+        let is_gang = |record: &Record| record.claim.as_ref().is_some_and(|claim| claim.gang);
+        seats.extend(given.map(|(&name, record)| (name, is_gang(record))));
+        let specification = cdi::specification(seats, &self.options);
         let text = serde_json::to_string_pretty(&specification).map_err(|error| error.to_string())?;
         // Under the lock: no older list comes behind a newer one.
         files::replace(&self.options.cdi_dir.join(cdi::FILE), format!("{text}\n").as_bytes())?;

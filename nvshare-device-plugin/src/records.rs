@@ -34,6 +34,8 @@ pub struct Claim {
     pub uid: String,
     /// The claim's request that each slot of the seat is for.
     pub requests: Vec<String>,
+    /// Whether the seat's processes are a gang.
+    pub gang: bool,
 }
 
 /// Seats by their names.
@@ -126,6 +128,7 @@ fn format(seats: &Seats) -> String {
             priority.map(|priority| format!("priority={}", priority_name(priority))),
             enforcement.map(|how| format!("policy={}", policy_name(how))),
             claim.as_ref().map(|claim| format!("claim={}/{}/{}", claim.namespace, claim.name, claim.uid)),
+            claim.as_ref().and_then(|claim| claim.gang.then(|| "gang=true".to_owned())),
         ];
         let requests = claim.iter().flat_map(|claim| &claim.requests).map(|request| format!("{request}@"));
         let slots = seat.slots.iter().zip(requests.chain(std::iter::repeat(String::new())));
@@ -168,7 +171,7 @@ fn record(line: &str) -> Option<Record> {
     let mut words = line.split(' ');
     let name = words.next()?;
     let mut seat = Seat { slots: Vec::new(), given: Given::default() };
-    let (mut claim, mut requests) = (None, Vec::new());
+    let (mut claim, mut gang, mut requests) = (None, false, Vec::new());
     for word in words {
         match word.split_once('=') {
             Some(("memory", bytes)) => seat.given.memory = Some(bytes.parse().ok()?),
@@ -177,6 +180,7 @@ fn record(line: &str) -> Option<Record> {
             Some(("priority", name)) => seat.given.priority = Some(parse_priority(name).ok()?),
             Some(("policy", name)) => seat.given.enforcement = Some(parse_enforcement(name).ok()?),
             Some(("claim", text)) => claim = Some(text),
+            Some(("gang", text)) => gang = text.parse().ok()?,
             Some(_) => return None,
             None => {
                 let (request, slot) = word.split_once('@').unzip();
@@ -189,7 +193,7 @@ fn record(line: &str) -> Option<Record> {
         None if requests.is_empty() => None,
         Some(parts) if requests.len() == seat.slots.len() => {
             let [namespace, name, uid] = parts.try_into().ok()?;
-            Some(Claim { namespace, name, uid, requests })
+            Some(Claim { namespace, name, uid, requests, gang })
         }
         _ => return None,
     };
@@ -217,6 +221,7 @@ mod tests {
             name: "c".to_owned(),
             uid: "u-1".to_owned(),
             requests: ["a", "b/sub"].map(str::to_owned).to_vec(),
+            gang: true,
         };
         let sets = [
             Record { seat: Seat { slots: vec![slot(1, 0)], given }, claim: None },

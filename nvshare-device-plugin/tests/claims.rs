@@ -1,10 +1,44 @@
-//! Files and folders that claims leave on a machine.
+//! Settings of claims beside their capacities, and the files and folders that claims leave on a machine.
 
 use std::fs;
 
 use crate::dra::DRA;
-use crate::fakes::{A, ApiServer, Claims, Kubelet, Machine, Scheduler, allocated, claim, write};
-use serde_json::Value;
+use crate::fakes::{A, ApiServer, B, Claims, Kubelet, Machine, Scheduler, allocated, claim, write};
+use nvshare_proto::SeatName;
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn the_processes_of_a_claim_are_a_gang_where_it_says_so() {
+    let mut machine = Machine::new();
+    let _scheduler = Scheduler::start(&machine.root, 1);
+    let server = ApiServer::start(&machine.root).await;
+    let driver = machine.start(DRA);
+    let kubelet = Claims::find(&machine.root).await;
+    let both = [A, B].map(|gpu| allocated("gpus", gpu, &Value::Null));
+    server.set_claim(claim("ranks", &both, Some(json!({"gang": true}))));
+    server.set_claim(claim("sweep", &both, None));
+    let variables = |machine: &Machine, seat: SeatName| {
+        let devices = machine.devices();
+        let device = devices.iter().find(|(name, _)| *name == format!("seat-{seat}")).unwrap();
+        device.1["containerEdits"]["env"].to_string()
+    };
+    let of = async |name: &str| {
+        let prepared = kubelet.prepare(&[name]).await.remove(name).unwrap();
+        let id = prepared.devices[0].cdi_device_ids[0].clone();
+        id.strip_prefix("nvshare.com/gpu=seat-").unwrap().parse::<SeatName>().unwrap()
+    };
+    let (ranks, sweep) = (of("ranks").await, of("sweep").await);
+    assert!(variables(&machine, ranks).contains("\"NVSHARE_GANG=claim\""));
+    assert!(!variables(&machine, sweep).contains("GANG"));
+    // Also after a start of the machine.
+    machine.kill(driver);
+    fs::remove_dir_all(machine.root.join("cdi")).unwrap();
+    server.set_away(true);
+    machine.start(DRA);
+    let _kubelet = Claims::find(&machine.root).await;
+    assert!(variables(&machine, ranks).contains("\"NVSHARE_GANG=claim\""));
+    assert!(!variables(&machine, sweep).contains("GANG"));
+}
 
 #[tokio::test]
 async fn what_claims_leave_on_a_machine_is_removed() {

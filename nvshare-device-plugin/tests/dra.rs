@@ -93,7 +93,7 @@ async fn claims_get_seats_each_by_itself() {
     let got = kubelet.prepare(&["a", "b", "c", "d"]).await;
     assert_eq!(
         got["c"].error,
-        "claim default/c: SeatParameters: unknown field `colour`, expected one of `weight`, `policy`, `priority`"
+        "claim default/c: SeatParameters: unknown field `colour`, expected one of `weight`, `policy`, `priority`, `gang`"
     );
     assert_eq!(got["d"].error, "claim default/d: there is no such claim any more");
     assert!(got["c"].devices.is_empty() && got["d"].devices.is_empty());

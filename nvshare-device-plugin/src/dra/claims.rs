@@ -11,8 +11,9 @@ use k8s_openapi::api::resource::v1::{
 use nvshare_proto::units::{Bytes, LEAST_MEMORY};
 use nvshare_proto::{Given, GpuUuid, Seat, SeatName, Slot, stable_hash};
 
+use super::parameters::{self, Settings};
 use super::slices::{COMPUTE, MEMORY, device_name, most_memory};
-use super::{DRIVER, parameters, quantities};
+use super::{DRIVER, quantities};
 use crate::devices::Card;
 use crate::options::Options;
 use crate::records::{Claim, Record, Seats};
@@ -115,29 +116,30 @@ pub fn seats(claim: &ResourceClaim, place: Place<'_>, known: &Seats) -> Result<V
         seats.entry(if is_extended { &result.request } else { "" }).or_default().push(result);
     }
     let of = |field: &Option<String>| field.clone().unwrap_or_default();
-    let claim = |requests| Claim {
+    let claim = |requests, gang| Claim {
         namespace: of(&metadata.namespace),
         name: of(&metadata.name),
         uid: of(&metadata.uid),
         requests,
+        gang,
     };
     let seat = |(part, results): (&str, Vec<&DeviceRequestAllocationResult>)| {
-        let (gpus, requests, given) = read(&results, &config, place)?;
-        let claim = claim(requests);
+        let (gpus, requests, Settings { given, gang }) = read(&results, &config, place)?;
+        let claim = claim(requests, gang);
         let slots = slots(&gpus, part, &claim, known);
         Ok(Record { seat: Seat { slots, given }, claim: Some(claim) })
     };
     seats.into_iter().map(seat).collect()
 }
 
-/// The GPUs of a seat, the request that each is for, and the seat's limits.
+/// The GPUs of a seat, the request that each is for, and the seat's limits with its other settings.
 fn read(
     results: &[&DeviceRequestAllocationResult],
     config: &[DeviceAllocationConfiguration],
     place: Place<'_>,
-) -> Result<(Vec<GpuUuid>, Vec<String>, Given), Refusal> {
+) -> Result<(Vec<GpuUuid>, Vec<String>, Settings), Refusal> {
     let mut read: BTreeMap<GpuUuid, &str> = BTreeMap::new();
-    let mut all: Option<(Given, &str)> = None;
+    let mut all: Option<(Settings, &str)> = None;
     for result in results {
         let (device, request) = (&result.device, result.request.as_str());
         if result.pool != place.node {
@@ -151,19 +153,20 @@ fn read(
         }
         let given = limits(result, card, place.options)?;
         let said = parameters::for_request(config, request).map_err(Refusal::Parameters)?;
-        let given = Given { memory: given.memory, compute: given.compute, ..said };
+        let given = Given { memory: given.memory, compute: given.compute, ..said.given };
+        let settings = Settings { given, ..said };
         match all {
-            Some((before, one)) if before != given => {
+            Some((before, one)) if before != settings => {
                 return Err(Refusal::Differs { one: one.to_owned(), other: request.to_owned() });
             }
-            _ => all = Some((given, request)),
+            _ => all = Some((settings, request)),
         }
         if read.insert(card.gpu, request).is_some() {
             return Err(Refusal::SameGpu { gpu: card.gpu });
         }
     }
     let (gpus, requests) = read.into_iter().map(|(gpu, request)| (gpu, request.to_owned())).unzip();
-    Ok((gpus, requests, all.map(|(given, _)| given).unwrap_or_default()))
+    Ok((gpus, requests, all.map(|(settings, _)| settings).unwrap_or_default()))
 }
 
 /// The limits that follow from the capacities that a share has of a GPU. Where the API server knows no such capacities, a share has what the
@@ -386,6 +389,15 @@ mod tests {
                 vec![share("a", 1, json!({"memory": "1Gi"})), share("b", 2, json!({"memory": "2Gi"}))],
                 vec![],
                 "its requests a and b have different limits",
+            ),
+            (
+                vec![bare("a", 1), bare("b", 2)],
+                vec![{
+                    let mut of_one = parameters(&json!({"gang": true}));
+                    of_one["requests"] = json!(["a"]);
+                    of_one
+                }],
+                "its requests a and b have different limits or parameters",
             ),
         ] {
             let refused = read(&claim("u", &results, &config), "", &Seats::new()).unwrap_err().to_string();

@@ -22,6 +22,17 @@ struct SeatParameters {
     policy: Option<Enforcement>,
     /// Priority.
     priority: Option<Priority>,
+    /// Whether the processes of the seat hold their GPUs together or not at all.
+    gang: Option<bool>,
+}
+
+/// The settings of a seat beside its capacities.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// The share of its processes. There are no limits in it.
+    pub given: Given,
+    /// Whether its processes are a gang.
+    pub gang: bool,
 }
 
 impl SeatParameters {
@@ -31,16 +42,18 @@ impl SeatParameters {
             weight: self.weight.or(other.weight),
             policy: self.policy.or(other.policy),
             priority: self.priority.or(other.priority),
+            gang: self.gang.or(other.gang),
         }
     }
 }
 
 /// Puts together what a class and a claim say for a request. A class is written by an administrator, and a claim by a user: a claim may ask for
-/// less than its class gives, and for no more. Where the class says nothing, that is what a program may ask for by itself.
+/// less than its class gives, and for no more. Where the class says nothing, that is what a program may ask for by itself: a gang is that, as it
+/// is of one seat.
 ///
 /// # Errors
 /// Something there is not known, or a claim asks for more.
-pub fn for_request(config: &[DeviceAllocationConfiguration], request: &str) -> Result<Given, String> {
+pub fn for_request(config: &[DeviceAllocationConfiguration], request: &str) -> Result<Settings, String> {
     let (mut class, mut claim) = (SeatParameters::default(), SeatParameters::default());
     for entry in config.iter().filter(|entry| is_for(entry, request)) {
         let Some(opaque) = entry.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else { continue };
@@ -49,8 +62,9 @@ pub fn for_request(config: &[DeviceAllocationConfiguration], request: &str) -> R
         *known = said.or(known);
     }
     refuse_more(&class, &claim)?;
-    let SeatParameters { weight, policy, priority } = claim.or(&class);
-    Ok(Given { weight, enforcement: policy, priority, ..Given::default() })
+    let SeatParameters { weight, policy, priority, gang } = claim.or(&class);
+    let given = Given { weight, enforcement: policy, priority, ..Given::default() };
+    Ok(Settings { given, gang: gang.unwrap_or_default() })
 }
 
 /// Whether an entry is for this request: it may name none, the request, or the whole of which the request is one choice.
@@ -71,6 +85,11 @@ fn read(value: &Value) -> Result<SeatParameters, String> {
     let mut fields = value.clone();
     if let Some(fields) = fields.as_object_mut() {
         fields.retain(|name, _| name != "apiVersion" && name != "kind");
+    }
+    if let Some(gang) = fields.get("gang").filter(|gang| !gang.is_boolean()) {
+        return Err(format!(
+            "{KIND}: gang: {gang}: a gang is the processes of one claim, and no other claim can join it; accepted: true, false"
+        ));
     }
     let said: SeatParameters = serde_json::from_value(fields).map_err(|error| format!("{KIND}: {error}"))?;
     match said.weight {
@@ -130,26 +149,33 @@ mod tests {
     #[test]
     fn a_class_and_then_a_claim_say_what_a_request_has() {
         let config = [
-            entry("FromClass", &[], DRIVER, &json!({"weight": 500, "priority": "high"})),
+            entry("FromClass", &[], DRIVER, &json!({"weight": 500, "priority": "high", "gang": true})),
             entry("FromClaim", &["a"], DRIVER, &json!({"weight": 300, "priority": "low"})),
-            entry("FromClaim", &["b/small"], DRIVER, &json!({"policy": "force"})),
+            entry("FromClaim", &["b/small"], DRIVER, &json!({"policy": "force", "gang": false})),
             entry("FromClaim", &[], "gpu.example.com", &json!({"anything": 1})),
         ];
-        let class = Given { weight: Some(500), priority: Some(Priority::High), ..Given::default() };
-        let a = Given { weight: Some(300), priority: Some(Priority::Low), ..class };
-        let b = Given { enforcement: Some(Enforcement::Force), ..class };
+        let given = Given { weight: Some(500), priority: Some(Priority::High), ..Given::default() };
+        let class = Settings { given, gang: true };
+        let a = Given { weight: Some(300), priority: Some(Priority::Low), ..given };
+        let a = Settings { given: a, ..class };
+        let b = Settings { given: Given { enforcement: Some(Enforcement::Force), ..given }, gang: false };
         for (request, expected) in [("a", a), ("a/any", a), ("b/small", b), ("b/large", class), ("c", class)]
         {
             assert_eq!(for_request(&config, request), Ok(expected), "{request}");
         }
-        assert_eq!(for_request(&[], "a"), Ok(Given::default()));
+        assert_eq!(for_request(&[], "a"), Ok(Settings::default()));
     }
 
     #[test]
     fn what_is_not_known_is_refused_with_its_name() {
         for (source, fields, told) in [
             ("FromClaim", json!({"wieght": 50}), "SeatParameters: unknown field `wieght`, expected one of"),
-            ("FromClass", json!({"gang": "g"}), "unknown field `gang`"),
+            ("FromClass", json!({"gang": "g"}), "gang: \"g\": a gang is the processes of one claim"),
+            (
+                "FromClaim",
+                json!({"gang": {"name": "g"}}),
+                "no other claim can join it; accepted: true, false",
+            ),
             ("FromClaim", json!({"priority": "urgent"}), "unknown variant `urgent`"),
             ("FromClaim", json!({"policy": 1}), "SeatParameters: invalid type"),
             ("FromClaim", json!({"weight": -1}), "SeatParameters: invalid value"),
