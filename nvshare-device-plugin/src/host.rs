@@ -154,6 +154,23 @@ impl Host {
         self.in_order(write).await.unwrap_or_else(|| Err("a record is not written".to_owned()))
     }
 
+    /// Gives a claim's seat other limits or another share, at the scheduler and in the record, unless the claim has ended.
+    ///
+    /// # Errors
+    /// The scheduler refuses or is away, or the file cannot be written. Then the record has it as before.
+    pub(crate) async fn alter(self: &Arc<Self>, record: Record) -> Result<(), String> {
+        let host = Arc::clone(self);
+        let alter = move || {
+            let known = lock(&host.records).seats().get(&record.seat.name()).cloned();
+            if known.is_none_or(|known| known.claim != record.claim) {
+                return Ok(());
+            }
+            host.make(&record).map_err(|error| error.to_string())?;
+            lock(&host.records).add(record)
+        };
+        self.in_order(alter).await.unwrap_or(Ok(()))
+    }
+
     /// Asks the scheduler for these seats again, with the limits that are recorded: containers that start again mount their folders, whatever
     /// another run of the scheduler knows. Returns those that it refuses, and why it refused the last of them.
     ///
@@ -348,4 +365,39 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use nvshare_proto::{Given, Priority, Seat};
+
+    use super::*;
+    use crate::records::Claim;
+
+    #[tokio::test]
+    async fn a_claim_that_has_ended_is_not_altered() {
+        let folder = std::env::temp_dir().join(format!("nvshare-host-{}", std::process::id()));
+        let state = folder.to_str().unwrap();
+        let options =
+            Options::parse_from(["plugin", "--api", "dra", "--state", state, "--admin-socket", "/none"]);
+        let host = Arc::new(Host::open(options, Vec::new(), Vec::new()).unwrap());
+        let seat = Seat { slots: vec![Slot { gpu: GpuUuid([1; 16]), number: 0 }], given: Given::default() };
+        let (name, words) = (seat.name(), || String::from("a"));
+        let claim =
+            Claim { namespace: words(), name: words(), uid: words(), requests: vec![words()], gang: false };
+        let ended = Record { seat: seat.clone(), claim: None };
+        let given = Given { priority: Some(Priority::Low), ..Given::default() };
+        let late = Record { seat: Seat { given, ..seat.clone() }, claim: Some(claim.clone()) };
+        let known = || lock(&host.records).seats().get(&name).cloned();
+        assert_eq!((host.alter(late.clone()).await, known()), (Ok(()), None));
+        lock(&host.records).add(ended.clone()).unwrap();
+        assert_eq!((host.alter(late.clone()).await, known()), (Ok(()), Some(ended)));
+        // One that is there is for the scheduler, which is away.
+        let there = Record { seat, claim: Some(claim) };
+        lock(&host.records).add(there.clone()).unwrap();
+        assert!(host.alter(late).await.unwrap_err().contains("/none"));
+        assert_eq!(known(), Some(there));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

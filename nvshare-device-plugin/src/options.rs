@@ -7,6 +7,7 @@ use clap::{Parser, ValueEnum};
 use nvshare_proto::{Given, GpuUuid, cdi, paths, units};
 
 use crate::cards;
+use crate::dra::classes::Mapped;
 use crate::resources::{self, Also};
 
 /// Gives slots of GPUs to containers: the device plugin of Kubernetes for nvshare.com/gpu.
@@ -66,6 +67,11 @@ pub struct Options {
     /// hold for all that it does not say. May be said several times
     #[arg(long, value_name = "NAME=KEY=VALUE,…", allow_hyphen_values = true)]
     pub also: Vec<Also>,
+
+    /// The priority (low, normal, high) of pods of a PriorityClass, for --api dra: the lowest of a claim's pods, or what the claim or its DeviceClass
+    /// says if that is lower. It needs the right to get pods. May be said several times
+    #[arg(long, value_name = "NAME=PRIORITY", allow_hyphen_values = true)]
+    pub priority_of_class: Vec<Mapped>,
 
     /// The kind of NVIDIA's CDI devices [default: nvidia.com/gpu or k8s.device-plugin.nvidia.com/gpu, whichever has the GPU]
     #[arg(long, value_name = "KIND", value_parser = resource)]
@@ -265,6 +271,9 @@ mod tests {
             ("--also -small=slots=1", "\"-small\" is no name of a resource; accepted: 1 to 30 small letters"),
             ("--also a.b=slots=1", "\"a.b\" is no name of a resource"),
             ("--also =slots=1", "\"\" is no name of a resource"),
+            ("--priority-of-class batch", "it names no PriorityClass or no priority; accepted: NAME=low"),
+            ("--priority-of-class =low", "it names no PriorityClass"),
+            ("--priority-of-class batch=urgent", "\"urgent\" is not a priority"),
             ("--slots -3", "\"-3\" is no number of slots"),
             ("--slots 1001", "accepted: 1 to 1000"),
             ("--device-list-strategy cdi", "[possible values: cdi-cri, envvar, volume-mounts]"),

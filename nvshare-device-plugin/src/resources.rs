@@ -110,6 +110,12 @@ impl Resource {
                 "--also: with --api dra there are no slots; a DeviceClass says sizes and priority".to_owned()
             );
         }
+        if options.api == Api::DevicePlugin && !options.priority_of_class.is_empty() {
+            return Err(
+                "--priority-of-class: a device plugin sees no pods; --also offers resources with a priority"
+                    .to_owned(),
+            );
+        }
         let usual = options.given();
         let mut table = vec![Self {
             name: options.resource.clone(),

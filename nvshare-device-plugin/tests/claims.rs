@@ -3,8 +3,10 @@
 use std::fs;
 
 use crate::dra::DRA;
-use crate::fakes::{A, ApiServer, B, Claims, Kubelet, Machine, Scheduler, allocated, claim, write};
-use nvshare_proto::SeatName;
+use crate::fakes::{
+    A, ApiServer, B, Claims, Kubelet, Machine, Scheduler, allocated, claim, reserved, until, write,
+};
+use nvshare_proto::{Priority, SeatName};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -38,6 +40,82 @@ async fn the_processes_of_a_claim_are_a_gang_where_it_says_so() {
     let _kubelet = Claims::find(&machine.root).await;
     assert!(variables(&machine, ranks).contains("\"NVSHARE_GANG=claim\""));
     assert!(!variables(&machine, sweep).contains("GANG"));
+}
+
+#[tokio::test]
+async fn a_claim_has_the_priority_of_its_pods_class() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let server = ApiServer::start(&machine.root).await;
+    let driver =
+        machine.start(&format!("{DRA} --priority-of-class batch=low --priority-of-class urgent=high"));
+    let kubelet = Claims::find(&machine.root).await;
+    for (pod, class) in [
+        ("batch", Some("batch")),
+        ("urgent", Some("urgent")),
+        ("critical", Some("system-node-critical")),
+        ("plain", None),
+    ] {
+        server.set_pod(pod, class);
+    }
+    let parameters = |priority: &str| Some(json!({"priority": priority}));
+    for (name, pods, said, expected) in [
+        ("a", &["batch"][..], None, Priority::Low),
+        ("b", &["urgent"], None, Priority::High),
+        ("c", &["urgent"], parameters("low"), Priority::Low),
+        ("d", &["batch"], parameters("normal"), Priority::Low),
+        ("e", &["urgent"], parameters("high"), Priority::High),
+        ("f", &["critical"], None, Priority::Normal),
+        ("g", &["plain"], parameters("low"), Priority::Low),
+        // They share a seat. One that is gone counts no more.
+        ("h", &["urgent", "batch"], None, Priority::Low),
+        ("i", &["urgent", "plain"], None, Priority::Normal),
+        ("j", &["gone", "urgent"], None, Priority::High),
+    ] {
+        server.set_claim(reserved(claim(name, &[allocated("gpu", A, &Value::Null)], said), pods));
+        kubelet.prepare_one(name).await.unwrap();
+        assert_eq!(scheduler.seats().pop().unwrap().given.priority, Some(expected), "{name}");
+    }
+    let seats = scheduler.seats().len();
+    let refused = async |pods: &[&str], said, told: &str| {
+        server.set_claim(reserved(claim("x", &[allocated("gpu", A, &Value::Null)], said), pods));
+        let why = kubelet.prepare_one("x").await.unwrap_err();
+        assert!(why.starts_with("claim default/x: ") && why.contains(told), "{why}");
+    };
+    refused(&["plain"], parameters("high"), "a priority in a claim that is higher than its DeviceClass")
+        .await;
+    let gone = "--priority-of-class: no pod that it is reserved for is there";
+    refused(&["gone"], None, gone).await;
+    refused(&[], None, gone).await;
+    // A later pod of this name is another.
+    let mut older = reserved(claim("x", &[allocated("gpu", A, &Value::Null)], None), &["urgent"]);
+    older["status"]["reservedFor"][0]["uid"] = json!("older");
+    server.set_claim(older);
+    assert!(kubelet.prepare_one("x").await.unwrap_err().contains(gone));
+    server.set_hides_pods(true);
+    let hidden = "--priority-of-class: its pod urgent cannot be read: the API server says 403: ";
+    refused(&["urgent"], None, hidden).await;
+    machine.says(driver, hidden).await;
+    assert_eq!(scheduler.seats().len(), seats, "none has a seat");
+    // A claim that was prepared is known; the other is tried again.
+    kubelet.prepare_one("b").await.unwrap();
+    assert_eq!(scheduler.seats().pop().unwrap().given.priority, Some(Priority::High));
+    server.set_hides_pods(false);
+    kubelet.prepare_one("x").await.unwrap();
+    assert_eq!(scheduler.seats().pop().unwrap().given.priority, Some(Priority::High));
+    assert!(server.asked().iter().all(|asked| !asked.contains("pods") || asked == "GET pods"));
+
+    // A pod without the class shares a claim later, for which the kubelet prepares nothing.
+    let seat = scheduler.seats().pop().unwrap();
+    let shared = claim("x", &[allocated("gpu", A, &Value::Null)], None);
+    server.set_claim(reserved(shared, &["urgent", "plain"]));
+    let lowered = || {
+        let seats = scheduler.seats();
+        let last = seats.iter().rfind(|last| last.slots == seat.slots)?;
+        (last.given.priority == Some(Priority::Normal)).then_some(())
+    };
+    until("the claim is lowered", lowered).await;
+    machine.says(driver, "claim default/x has no high priority any more: its pods bring none").await;
 }
 
 #[tokio::test]

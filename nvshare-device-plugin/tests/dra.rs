@@ -467,6 +467,7 @@ async fn what_the_command_line_lacks_is_said_at_the_start() {
     for (options, told) in [
         ("--api dra", "--api dra: the name of the node is missing: --node-name, or $NODE_NAME"),
         ("--api dra --node-name one --device-list-strategy envvar", "names of CDI devices alone"),
+        ("--api dra --node-name one --priority-of-class a=low --priority-of-class a=high", "a is said twice"),
         (DRA, "--api dra: no API server is known"),
     ] {
         let number = machine.start(options);

@@ -153,6 +153,7 @@ async fn rows_that_cannot_be_had_are_said_at_the_start() {
     for (options, status, why) in [
         ("--also a=slots=1 --also a=slots=2", 1, "--also a: there are two rows of this name"),
         ("--api dra --node-name n --also a=slots=1", 1, "--also: with --api dra there are no slots"),
+        ("--priority-of-class a=low", 1, "--priority-of-class: a device plugin sees no pods; --also offers"),
         ("--also a=slots=0", 2, "\"0\" is no number of slots; accepted: 1 to 1000"),
         ("--also a=size=1g", 2, "\"size\" is no key; accepted: slots, memory, compute, weight, priority"),
     ] {

@@ -507,12 +507,13 @@ def check_kustomization(root):
                 yield f"manifests: kustomize does not set image {container['image']}"
 
 
-def with_component(root, name, daemon="DaemonSet/nvshare-scheduler"):
-    """All documents with a component switched on, the daemon that it changes among them, all without it, and what is wrong."""
+def with_component(root, name, daemon="DaemonSet/nvshare-scheduler", *behind):
+    """All documents with a component, and those behind it, switched on, the daemon that it changes among them, all without it, and what is wrong."""
     with tempfile.TemporaryDirectory() as place:
         shutil.copytree(root / "manifests", Path(place) / "manifests")
         kustomization = Path(place) / "manifests/kustomization.yaml"
-        switched = re.sub(rf"^# components:\n(?:#.*\n)*# +- {name}\n", f"components:\n  - {name}\n", kustomization.read_text(), flags=re.MULTILINE)
+        switched_on = "".join(f"  - {one}\n" for one in (name, *behind))
+        switched = re.sub(rf"^# components:\n(?:#.*\n)*# +- {name}\n", f"components:\n{switched_on}", kustomization.read_text(), flags=re.MULTILINE)
         kustomization.write_text(switched)
         documents, failures = render(Path(place), "manifests")
     changed = {title(document): document for document in documents}.get(daemon)
@@ -739,6 +740,32 @@ def check_dra(root, versions, sources):
         yield "manifests/dra: changes more than that"
 
 
+def check_priorities(root, versions, sources):
+    """The component for PriorityClasses adds the right to get pods, and options; it stands behind dra/."""
+    documents, plugin, _, failures = with_component(root, "dra", "DaemonSet/nvshare-device-plugin", "dra/priorities")
+    before, _, _, more = with_component(root, "dra", "DaemonSet/nvshare-device-plugin")
+    if failures or more:
+        yield from failures + more
+        return
+    for document in documents:
+        for finding in check_schema(document, versions):
+            yield f"manifests/dra/priorities: {title(document)}: {finding}"
+    roles = [document for document in documents if document["kind"] == "ClusterRole"]
+    added = roles[0]["rules"].pop()
+    if added != {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}:
+        yield f"manifests/dra/priorities: allows {added}"
+    arguments = plugin["spec"]["template"]["spec"]["containers"][0]["args"]
+    old = next(document for document in before if title(document) == title(plugin))
+    count = len(old["spec"]["template"]["spec"]["containers"][0]["args"])
+    options = arguments[count:]
+    del arguments[count:]
+    names = [re.fullmatch(r"--priority-of-class=[a-z0-9.-]+=(low|normal|high)", option) for option in options]
+    if "--priority-of-class" not in sources.plugin_options or not options or not all(names):
+        yield f"manifests/dra/priorities: adds {options}, not --priority-of-class=NAME=PRIORITY"
+    if documents != before:
+        yield "manifests/dra/priorities: changes more than that"
+
+
 def check_simulated(root, versions, sources):
     """The component for nodes without a GPU changes what it says, and nothing else."""
     documents, _, plain, failures = with_component(root, "simulated")
@@ -842,6 +869,7 @@ def check(root, versions=VERSIONS):
     yield from check_sizes(root, versions, sources)
     yield from check_gpus(root, versions, sources)
     yield from check_dra(root, versions, sources)
+    yield from check_priorities(root, versions, sources)
     yield from check_recipes(root)
     yield from check_simulated(root, versions, sources)
 

@@ -21,6 +21,7 @@ CLEAN_UP = "manifests/clean-up/clean-up.yaml"
 QUOTA = "manifests/examples/quota.yaml"
 DRA = "manifests/dra/kustomization.yaml"
 ACCESS = "manifests/dra/access.yaml"
+PRIORITIES = "manifests/dra/priorities/kustomization.yaml"
 CLASS = "manifests/dra/cluster/device-class.yaml"
 POLICY = "manifests/dra/cluster/policy.yaml"
 CLAIMS = "manifests/dra/examples/claims.yaml"
@@ -223,6 +224,8 @@ BREAKS = [
     ("claims are not named", KUSTOMIZATION, "#   - dra", "#   - dr", "manifests/dra: adds []"),
     ("claims without a token", DRA, "automountServiceAccountToken\n        value: true", "automountServiceAccountToken\n        value: false", "manifests/dra: sets"),
     ("claims by another option", DRA, "--api=dra", "--api=slots", "manifests/dra: sets"),
+    ("a right to read all pods at once", PRIORITIES, 'verbs: ["get"]', 'verbs: ["list"]', "priorities: allows"),
+    ("priorities by another option", PRIORITIES, "--priority-of-class=batch", "--class=batch", "priorities: adds"),
     ("claims change more", DRA, "patches:", "nameSuffix: -dra\npatches:", "manifests/dra"),
     ("a capacity that the driver has not", CLAIMS, 'compute: "25"', 'cores: "25"', "has no capacity cores"),
     ("a parameter that the driver does not know", CLAIMS, "weight: 50", "share: 50", "does not know the parameters"),

@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
 };
 use nvshare_proto::units::{Bytes, LEAST_MEMORY};
-use nvshare_proto::{Given, GpuUuid, Seat, SeatName, Slot, stable_hash};
+use nvshare_proto::{Given, GpuUuid, Priority, Seat, SeatName, Slot, stable_hash};
 
 use super::parameters::{self, Settings};
 use super::slices::{COMPUTE, MEMORY, device_name, most_memory};
@@ -100,11 +100,17 @@ pub struct Place<'a> {
 
 /// The seats that a claim asks for.
 ///
-/// `known`: those that were given out. A seat that the claim has already is found again.
+/// `pods`: the priorities that its pods bring, if they are asked for; see [`parameters::for_request`]. `known`: the seats that were given out.
+/// One that the claim has already is found again.
 ///
 /// # Errors
 /// See [`Refusal`].
-pub fn seats(claim: &ResourceClaim, place: Place<'_>, known: &Seats) -> Result<Vec<Record>, Refusal> {
+pub fn seats(
+    claim: &ResourceClaim,
+    pods: &[Option<Priority>],
+    place: Place<'_>,
+    known: &Seats,
+) -> Result<Vec<Record>, Refusal> {
     let metadata = &claim.metadata;
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let devices = allocation.ok_or(Refusal::Unallocated)?.devices.clone().unwrap_or_default();
@@ -124,7 +130,7 @@ pub fn seats(claim: &ResourceClaim, place: Place<'_>, known: &Seats) -> Result<V
         gang,
     };
     let seat = |(part, results): (&str, Vec<&DeviceRequestAllocationResult>)| {
-        let (gpus, requests, Settings { given, gang }) = read(&results, &config, place)?;
+        let (gpus, requests, Settings { given, gang }) = read(&results, &config, pods, place)?;
         let claim = claim(requests, gang);
         let slots = slots(&gpus, part, &claim, known);
         Ok(Record { seat: Seat { slots, given }, claim: Some(claim) })
@@ -136,6 +142,7 @@ pub fn seats(claim: &ResourceClaim, place: Place<'_>, known: &Seats) -> Result<V
 fn read(
     results: &[&DeviceRequestAllocationResult],
     config: &[DeviceAllocationConfiguration],
+    pods: &[Option<Priority>],
     place: Place<'_>,
 ) -> Result<(Vec<GpuUuid>, Vec<String>, Settings), Refusal> {
     let mut read: BTreeMap<GpuUuid, &str> = BTreeMap::new();
@@ -152,7 +159,7 @@ fn read(
             return Err(Refusal::Admin { request: request.to_owned() });
         }
         let given = limits(result, card, place.options)?;
-        let said = parameters::for_request(config, request).map_err(Refusal::Parameters)?;
+        let said = parameters::for_request(config, request, pods).map_err(Refusal::Parameters)?;
         let given = Given { memory: given.memory, compute: given.compute, ..said.given };
         let settings = Settings { given, ..said };
         match all {
@@ -254,7 +261,7 @@ mod tests {
 
     fn read(claim: &ResourceClaim, text: &str, known: &Seats) -> Result<Vec<Record>, Refusal> {
         let (cards, options) = ([card(1), card(2)], options(text));
-        seats(claim, Place { node: "n", cards: &cards, options: &options }, known)
+        seats(claim, &[], Place { node: "n", cards: &cards, options: &options }, known)
     }
 
     fn parameters(fields: &Value) -> Value {

@@ -1,10 +1,11 @@
 //! Dynamic Resource Allocation: the driver publishes each GPU as a device that many claims may have, and prepares claims as seats.
 //!
-//! Decisions are in modules without IO: [`slices`], [`claims`], [`parameters`], [`quantities`]. Around them: the kubelet
+//! Decisions are in modules without IO: [`slices`], [`claims`], [`classes`], [`parameters`], [`quantities`]. Around them: the kubelet
 //! ([`registration`], [`messages`]) and the API server ([`mod@server`], [`publish`]). Seats, their record and their CDI devices are the
 //! [`Host`]'s, as with the device plugin API.
 
 pub mod claims;
+pub mod classes;
 pub mod messages;
 pub mod parameters;
 pub mod publish;
@@ -17,8 +18,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use nvshare_proto::cdi::KIND;
-use nvshare_proto::{GpuUuid, SeatName, Seldom};
+use nvshare_proto::{GpuUuid, Priority, SeatName, Seldom};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -32,6 +34,7 @@ use crate::options::{Options, Strategy};
 use crate::records::Record;
 use crate::{cdi, pods, upkeep};
 use claims::Place;
+use classes::Consumer;
 use messages::{Claim, ClaimsRequest, Device, PrepareResponse, Prepared, UnprepareResponse, Unprepared};
 use server::{Error, Server};
 
@@ -40,6 +43,8 @@ pub const DRIVER: &str = "gpu.nvshare.com";
 
 /// How often a seat whose claim has ended is asked to go.
 const TIDY_EVERY: Duration = Duration::from_secs(2);
+/// How often the pods of a claim with a high priority are looked at again.
+const LOOK_AGAIN_EVERY: Duration = Duration::from_secs(10);
 
 static NOT_REMOVED: Seldom = Seldom::new(|text| warn!("{text}"));
 
@@ -73,6 +78,7 @@ pub async fn server(options: &Options) -> Result<Server, String> {
                 .to_owned(),
         );
     }
+    classes::check(&options.priority_of_class)?;
     Server::of(node).await
 }
 
@@ -101,6 +107,7 @@ pub async fn serve(host: Arc<Host>, server: Server, versions: Versions) {
         upkeep::keep(Arc::clone(&driver.host), offers, tell_boot),
         pods::tell(Arc::clone(&driver.host), boot, &driver.prepared, async |_| {}),
         tidy(&driver),
+        look_again(&driver),
     );
 }
 
@@ -112,6 +119,15 @@ async fn tidy(driver: &Driver) {
             () = sleep(driver.host.options.pause(TIDY_EVERY)) => {}
             () = driver.ended.notified() => {}
         }
+    }
+}
+
+/// Lowers claims that have a high priority by a PriorityClass, when other pods have come or those of that class have gone, for ever. The kubelet does
+/// not prepare a claim again for a further pod, and a quota of the class counts the pods that are there.
+async fn look_again(driver: &Driver) {
+    while !driver.host.options.priority_of_class.is_empty() {
+        sleep(driver.host.options.pause(LOOK_AGAIN_EVERY)).await;
+        driver.lower().await;
     }
 }
 
@@ -161,15 +177,20 @@ impl Driver {
 
     /// The seats of a claim, as the API server says now. While it is away, those that the claim was given.
     async fn seats(&self, claim: &Claim) -> Result<Vec<Record>, String> {
-        match self.server.claim(&claim.namespace, &claim.name).await {
-            Ok(found) if found.metadata.uid.as_ref() != Some(&claim.uid) => {
+        let asked = async {
+            let found = self.server.claim(&claim.namespace, &claim.name).await?;
+            let pods = self.priorities(&found, &claim.namespace).await?;
+            Ok((found, pods))
+        };
+        match asked.await {
+            Ok((found, _)) if found.metadata.uid.as_ref() != Some(&claim.uid) => {
                 Err("another claim has this name now".to_owned())
             }
-            Ok(found) => {
+            Ok((found, pods)) => {
                 let (host, node) = (Arc::clone(&self.host), self.server.node().to_owned());
                 let read = self.host.read(move |known| {
                     let place = Place { node: &node, cards: &host.cards, options: &host.options };
-                    Some(claims::seats(&found, place, known).map_err(|refusal| refusal.to_string()))
+                    Some(claims::seats(&found, &pods, place, known).map_err(|refusal| refusal.to_string()))
                 });
                 read.await.unwrap_or_else(|| Err("it cannot be read".to_owned()))
             }
@@ -177,6 +198,61 @@ impl Driver {
             Err(error) => {
                 let known = self.recorded(&claim.uid).await;
                 if known.is_empty() { Err(error.to_string()) } else { Ok(known) }
+            }
+        }
+    }
+
+    /// The priorities that the pods of a claim bring, where PriorityClasses are mapped: of each pod that is there, that of its class, or none.
+    async fn priorities(
+        &self,
+        claim: &ResourceClaim,
+        namespace: &str,
+    ) -> Result<Vec<Option<Priority>>, Error> {
+        let table = &self.host.options.priority_of_class;
+        if table.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut priorities = Vec::new();
+        for consumer in classes::consumers(claim) {
+            let Consumer::Pod { name, uid } = consumer else {
+                priorities.push(None);
+                continue;
+            };
+            match self.server.pod(namespace, &name).await {
+                Ok(pod) if pod.metadata.uid.as_ref() == Some(&uid) => {
+                    priorities.push(classes::priority(&pod, table))
+                }
+                // It has ended, and the claim still names it.
+                Ok(_) | Err(Error::Missing(_)) => {}
+                Err(error) => {
+                    let why = format!("--priority-of-class: its pod {name} cannot be read: {error}");
+                    return Err(Error::Away(why));
+                }
+            }
+        }
+        if priorities.is_empty() {
+            let why = "--priority-of-class: no pod that it is reserved for is there";
+            return Err(Error::Away(why.to_owned()));
+        }
+        Ok(priorities)
+    }
+
+    /// Gives claims of a high priority the one that follows from their pods now. Where that cannot be read, nothing changes.
+    async fn lower(&self) {
+        let is_high = |record: &&Record| record.seat.given.priority == Some(Priority::High);
+        let high: Vec<Record> =
+            self.host.read(move |known| known.values().filter(is_high).cloned().collect()).await;
+        for record in high {
+            let Some(of) = &record.claim else { continue };
+            let claim = Claim { namespace: of.namespace.clone(), uid: of.uid.clone(), name: of.name.clone() };
+            let now = self.seats(&claim).await.unwrap_or_default();
+            let Some(now) = now.into_iter().find(|now| now.claim == record.claim && *now != record) else {
+                continue;
+            };
+            let claim = format!("claim {}/{}", claim.namespace, claim.name);
+            match self.host.alter(now).await {
+                Ok(()) => info!("{claim} has no high priority any more: its pods bring none"),
+                Err(error) => warn!("{claim} keeps its high priority for now: {error}"),
             }
         }
     }

@@ -47,13 +47,21 @@ impl SeatParameters {
     }
 }
 
-/// Puts together what a class and a claim say for a request. A class is written by an administrator, and a claim by a user: a claim may ask for
+/// Puts together what a class and a claim say for a request, and the priorities that pods bring. A class is written by an administrator, and a claim by a user: a claim may ask for
 /// less than its class gives, and for no more. Where the class says nothing, that is what a program may ask for by itself: a gang is that, as it
 /// is of one seat.
 ///
+/// `pods`: for each pod of the claim the priority of its PriorityClass; none: it is not mapped, and the pod has what the DeviceClass gives. The
+/// lowest of all that is said counts, since the claim is one seat. A user may lower a priority by a claim. Where the DeviceClass says none,
+/// the PriorityClass allows more than the usual one.
+///
 /// # Errors
 /// Something there is not known, or a claim asks for more.
-pub fn for_request(config: &[DeviceAllocationConfiguration], request: &str) -> Result<Settings, String> {
+pub fn for_request(
+    config: &[DeviceAllocationConfiguration],
+    request: &str,
+    pods: &[Option<Priority>],
+) -> Result<Settings, String> {
     let (mut class, mut claim) = (SeatParameters::default(), SeatParameters::default());
     for entry in config.iter().filter(|entry| is_for(entry, request)) {
         let Some(opaque) = entry.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else { continue };
@@ -61,8 +69,10 @@ pub fn for_request(config: &[DeviceAllocationConfiguration], request: &str) -> R
         let known = if entry.source == "FromClass" { &mut class } else { &mut claim };
         *known = said.or(known);
     }
-    refuse_more(&class, &claim)?;
-    let SeatParameters { weight, policy, priority, gang } = claim.or(&class);
+    let of_pods = lowest(&class, pods);
+    refuse_more(&class, of_pods, &claim)?;
+    let priority = [class.priority, of_pods, claim.priority].into_iter().flatten().min();
+    let SeatParameters { weight, policy, gang, priority: _ } = claim.or(&class);
     let given = Given { weight, enforcement: policy, priority, ..Given::default() };
     Ok(Settings { given, gang: gang.unwrap_or_default() })
 }
@@ -100,8 +110,17 @@ fn read(value: &Value) -> Result<SeatParameters, String> {
     }
 }
 
-/// Refuses a claim that asks for more than its class gives.
-fn refuse_more(class: &SeatParameters, claim: &SeatParameters) -> Result<(), String> {
+/// The lowest of the priorities that pods bring, if they are asked for.
+fn lowest(class: &SeatParameters, pods: &[Option<Priority>]) -> Option<Priority> {
+    pods.iter().map(|mapped| mapped.or(class.priority).unwrap_or_default()).min()
+}
+
+/// Refuses a claim that asks for more than its class gives, or its pods where the class says nothing.
+fn refuse_more(
+    class: &SeatParameters,
+    of_pods: Option<Priority>,
+    claim: &SeatParameters,
+) -> Result<(), String> {
     // A program may give itself no more than the usual weight.
     let most = class.weight.unwrap_or(USUAL_WEIGHT);
     if let Some(weight) = claim.weight.filter(|&weight| weight > most) {
@@ -109,7 +128,8 @@ fn refuse_more(class: &SeatParameters, claim: &SeatParameters) -> Result<(), Str
             "{KIND}: a weight of {weight} in a claim; its DeviceClass gives it {most} at most"
         ));
     }
-    if claim.priority > Some(class.priority.unwrap_or_default()) {
+    let most = class.priority.unwrap_or_else(|| of_pods.unwrap_or_default().max(Priority::default()));
+    if claim.priority > Some(most) {
         return Err(format!("{KIND}: a priority in a claim that is higher than its DeviceClass gives it"));
     }
     // How hard a limit binds.
@@ -161,9 +181,9 @@ mod tests {
         let b = Settings { given: Given { enforcement: Some(Enforcement::Force), ..given }, gang: false };
         for (request, expected) in [("a", a), ("a/any", a), ("b/small", b), ("b/large", class), ("c", class)]
         {
-            assert_eq!(for_request(&config, request), Ok(expected), "{request}");
+            assert_eq!(for_request(&config, request, &[]), Ok(expected), "{request}");
         }
-        assert_eq!(for_request(&[], "a"), Ok(Settings::default()));
+        assert_eq!(for_request(&[], "a", &[]), Ok(Settings::default()));
     }
 
     #[test]
@@ -188,7 +208,7 @@ mod tests {
                 "apiVersion \"nvshare.com/v2\"",
             ),
         ] {
-            let refused = for_request(&[entry(source, &[], DRIVER, &fields)], "a").unwrap_err();
+            let refused = for_request(&[entry(source, &[], DRIVER, &fields)], "a", &[]).unwrap_err();
             assert!(refused.contains(told), "{fields}: {refused}");
         }
         // The line of an array says nothing of its kind either.
@@ -199,7 +219,7 @@ mod tests {
             }),
             ..entry("FromClaim", &[], DRIVER, &json!({}))
         };
-        assert!(for_request(&[bare], "a").unwrap_err().contains("apiVersion \"\" and kind \"\""));
+        assert!(for_request(&[bare], "a", &[]).unwrap_err().contains("apiVersion \"\" and kind \"\""));
     }
 
     #[test]
@@ -207,7 +227,7 @@ mod tests {
         let with = |class: Value, claim: Value| {
             let said = [("FromClass", class), ("FromClaim", claim)];
             let config = said.map(|(source, fields)| entry(source, &[], DRIVER, &fields));
-            for_request(&config, "a")
+            for_request(&config, "a", &[])
         };
         for (class, claim, told) in [
             (json!({}), json!({"weight": 100}), None),
@@ -231,6 +251,46 @@ mod tests {
                 (Err(refused), Some(told)) => assert!(refused.contains(told), "{words}: {refused}"),
                 (got, _) => panic!("{words}: {got:?}"),
             }
+        }
+    }
+    #[test]
+    fn the_lowest_of_what_the_classes_and_the_claim_say_counts() {
+        use Priority::{High, Low, Normal};
+        let with = |class: Option<Priority>, claim: Option<Priority>, pods: &[Option<Priority>]| {
+            let said = [("FromClass", class), ("FromClaim", claim)];
+            let said = said.into_iter().filter_map(|(source, priority)| Some((source, priority?)));
+            let config =
+                said.map(|(source, priority)| entry(source, &[], DRIVER, &json!({"priority": priority})));
+            let got = for_request(&config.collect::<Vec<_>>(), "a", pods);
+            got.map(|settings| settings.given.priority).ok()
+        };
+        for (class, claim, pods, expected) in [
+            // A pod's class says it, and a user lowers it or cannot raise it.
+            (None, None, &[Some(High)][..], Some(Some(High))),
+            (None, None, &[Some(Low)], Some(Some(Low))),
+            (None, Some(Low), &[Some(High)], Some(Some(Low))),
+            (None, Some(Normal), &[Some(Low)], Some(Some(Low))),
+            (None, Some(High), &[Some(High)], Some(Some(High))),
+            (None, Some(High), &[Some(Normal)], None),
+            (None, Some(High), &[Some(Low)], None),
+            // The classes are both an administrator's.
+            (Some(High), None, &[Some(Low)], Some(Some(Low))),
+            (Some(Low), None, &[Some(High)], Some(Some(Low))),
+            (Some(Low), Some(High), &[Some(High)], None),
+            (Some(High), Some(High), &[Some(Low)], Some(Some(Low))),
+            // A class that is not mapped changes nothing.
+            (None, None, &[None], Some(Some(Normal))),
+            (None, Some(High), &[None], None),
+            (Some(High), None, &[None], Some(Some(High))),
+            // The pods share one seat.
+            (None, None, &[Some(High), Some(Low)], Some(Some(Low))),
+            (None, None, &[Some(High), None], Some(Some(Normal))),
+            (None, Some(High), &[Some(High), None], None),
+            (Some(High), None, &[Some(High), None], Some(Some(High))),
+            // They are not asked.
+            (None, None, &[], Some(None)),
+        ] {
+            assert_eq!(with(class, claim, pods), expected, "{class:?} {claim:?} {pods:?}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{
@@ -163,6 +163,15 @@ impl Server {
     pub async fn claim(&self, namespace: &str, name: &str) -> Result<ResourceClaim, Error> {
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
         soon(claims.get(name)).await
+    }
+
+    /// A pod.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn pod(&self, namespace: &str, name: &str) -> Result<Pod, Error> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        soon(pods.get(name)).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! An API server, as far as the driver asks it: nodes, claims, and ResourceSlices with a strict schema, versions, and watches.
+//! An API server, as far as the driver asks it: nodes, pods, claims, and ResourceSlices with a strict schema, versions, and watches.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,6 +27,9 @@ type Body = BoxBody<Bytes, io::Error>;
 struct State {
     version: u64,
     nodes: BTreeMap<String, Value>,
+    pods: BTreeMap<String, Value>,
+    /// Whether the driver's role has no right to get pods.
+    hides_pods: bool,
     claims: BTreeMap<String, Value>,
     slices: BTreeMap<String, Value>,
     /// Version, type, and slice.
@@ -93,6 +96,25 @@ impl ApiServer {
             state.nodes.insert(name.to_owned(), node);
             state.collect_garbage();
         });
+    }
+
+    /// There is such a pod in the namespace `default` from now on, whose name is its UID as well.
+    pub(crate) fn set_pod(&self, name: &str, class: Option<&str>) {
+        let mut pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"namespace": "default", "name": name, "uid": name},
+            "spec": {"containers": [{"name": "main", "image": "any"}]},
+        });
+        if let Some(class) = class {
+            pod["spec"]["priorityClassName"] = json!(class);
+        }
+        self.change(|state| state.pods.insert(name.to_owned(), pod));
+    }
+
+    /// Has the driver's role without the right to get pods from now on, or with it.
+    pub(crate) fn set_hides_pods(&self, hides: bool) {
+        self.change(|state| state.hides_pods = hides);
     }
 
     /// There is such a claim from now on.
@@ -262,6 +284,7 @@ async fn answer(
         let mut state = state.lock().unwrap();
         let kind = match parts[..] {
             ["api", "v1", "nodes", _] => "nodes",
+            ["api", "v1", "namespaces", "default", "pods", _] => "pods",
             ["apis", "resource.k8s.io", "v1", "namespaces", "default", "resourceclaims", _] => {
                 "resourceclaims"
             }
@@ -304,6 +327,9 @@ fn handle(
     let sent = || -> Value { serde_json::from_slice(body).unwrap_or_default() };
     let found = match (method, kind, parts.len()) {
         (&Method::GET, "nodes", _) => state.nodes.get(name).cloned().ok_or_else(|| missing(name))?,
+        (&Method::GET, "pods", _) if !state.hides_pods => {
+            state.pods.get(name).cloned().ok_or_else(|| missing(name))?
+        }
         (&Method::GET, "resourceclaims", _) => {
             state.claims.get(name).cloned().ok_or_else(|| missing(name))?
         }
@@ -485,7 +511,10 @@ fn claim_schema() -> Value {
         "kind!": "string",
         "metadata!": metadata_schema(),
         "spec!": "any",
-        "status": {"allocation": {"devices": {"results": [result], "config": [config]}}},
+        "status": {
+            "allocation": {"devices": {"results": [result], "config": [config]}},
+            "reservedFor": [{"apiGroup": "string", "resource!": "string", "name!": "string", "uid!": "string"}],
+        },
     })
 }
 

@@ -83,6 +83,13 @@ pub(crate) fn allocated(request: &str, gpu: GpuUuid, consumed: &Value) -> Value 
     result
 }
 
+/// The same claim, reserved for these pods: their names, which are their UIDs as well.
+pub(crate) fn reserved(mut claim: Value, pods: &[&str]) -> Value {
+    let consumers = pods.iter().map(|name| json!({"resource": "pods", "name": name, "uid": name}));
+    claim["status"]["reservedFor"] = consumers.collect();
+    claim
+}
+
 /// A claim of the namespace `default`, whose name is its UID as well, with what is allocated to it.
 pub(crate) fn claim(name: &str, results: &[Value], parameters: Option<Value>) -> Value {
     let config = parameters.map(|fields| {

@@ -16,7 +16,7 @@ use nvshare_proto::{GpuUuid, Holder, Slot};
 use serde_json::{Value, json};
 
 pub(crate) use api_server::ApiServer;
-pub(crate) use claims::{Claims, allocated, claim};
+pub(crate) use claims::{Claims, allocated, claim, reserved};
 pub(crate) use kubelet::Kubelet;
 pub(crate) use scheduler::Scheduler;
 
