@@ -90,6 +90,27 @@ CASE(copies) {  // every kind of copy between contexts, at odd places, over the 
         WANT(x[i] == (at >= 8 && at < 4008 && line < 1000 && slice < c.Depth ? value(i, 1) : 0)); }
     SAY(cuMemcpyPeer(Q, b, P, a, 0)); SAY(cuMemcpyPeer(Q, nullptr, P, a, 4)); SAY(cuMemcpyPeer(0, b, P, a, 4)); SAY(cuMemcpyPeer(Q, a, P, b, 4)); SAY(cuMemcpyPeer(P, a, P + 8, a, 4));
 }
+CASE(current_elsewhere) {  // without peer access: calls on one card, or on its streams, that name the other card's memory
+    cards(); const size_t n = 9 * MiB; auto p = on(0, n), q = on(1, n), r = on(1, n); use(1); fill<<<256, 256>>>(q, n, 1); done(1); use(0); cudaStream_t s, t; CHECK(cudaStreamCreate(&s));
+    CHECK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking)); auto h = pattern<uint32_t>(n, 2); std::vector<uint32_t> x(n); uint32_t *pinned; CHECK(cudaMallocHost(&pinned, n * 4));
+    auto tell = [&](const char *what, cudaError_t first) { auto second = cudaDeviceSynchronize(); printf("%s: %s %s\n", what, said(first), said(second)); };
+    auto look = [&](uint32_t *at, uint32_t seed) { use(at == p ? 0 : 1); printf("  wrong %d\n", wrong_on_device(at, n, seed) != 0); use(0); };
+    tell("to the host", cudaMemcpy(x.data(), q, n * 4, cudaMemcpyDeviceToHost)); printf("  wrong %d\n", wrong(x.data(), n, 1) != 0);
+    tell("to pinned memory", cudaMemcpyAsync(pinned, q, n * 4, cudaMemcpyDeviceToHost, s)); printf("  wrong %d\n", wrong(pinned, n, 1) != 0);
+    tell("from the host", cudaMemcpy(r, h.data(), n * 4, cudaMemcpyHostToDevice)); look(r, 2); fill_host(pinned, n, 3);
+    tell("from pinned memory", cudaMemcpyAsync(r, pinned, n * 4, cudaMemcpyDefault, t)); look(r, 3);
+    tell("here", cudaMemcpy(p, q, n * 4, cudaMemcpyDefault)); look(p, 1); CHECK(cudaMemset(p, 0, n * 4));
+    tell("here, in a stream", cudaMemcpyAsync(p, q, n * 4, cudaMemcpyDeviceToDevice, s)); look(p, 1); fill<<<256, 256>>>(p, n, 4); CHECK(cudaDeviceSynchronize());
+    tell("there", cudaMemcpy(r, p, n * 4, cudaMemcpyDeviceToDevice)); look(r, 4); fill<<<256, 256, 0, t>>>(p, n, 5);
+    tell("there, in a stream", cudaMemcpyAsync(r, p, n * 4, cudaMemcpyDefault, t)); look(r, 5);
+    tell("there and there", cudaMemcpyAsync(r, q, n * 4, cudaMemcpyDefault, t)); look(r, 1); CHECK(cudaMemset(p, 0, n * 4));
+    tell("lines", cudaMemcpy2DAsync(p, 4096, q, 4096, 4096, n / 1024, cudaMemcpyDefault, s)); look(p, 1);
+    tell("lines to the host", cudaMemcpy2D(x.data(), 4096, r, 4096, 4096, n / 1024, cudaMemcpyDeviceToHost)); printf("  wrong %d\n", wrong(x.data(), n, 1) != 0);
+    tell("filled", cudaMemset(r, 0, n * 4)); use(1); WANT(!cudaMemcpy(x.data(), r, n * 4, cudaMemcpyDefault)); printf("  left %d\n", x[n / 2] != 0); use(0);
+    tell("filled in a stream", cudaMemsetAsync(q, 0, n * 4, s)); cudaGraph_t g; cudaGraphExec_t e; fill<<<256, 256>>>(p, n, 6); CHECK(cudaDeviceSynchronize());
+    CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); auto caught = cudaMemcpyAsync(r, p, n * 4, cudaMemcpyDefault, s); auto ended = cudaStreamEndCapture(s, &g);
+    printf("captured: %s %s\n", said(caught), said(ended)); if (!caught && !ended) { tell("made", cudaGraphInstantiate(&e, g, 0)); tell("in a graph", cudaGraphLaunch(e, s)); look(r, 6); }
+}
 CASE(mapped) {  // access of each card for itself, by cuMemSetAccess
     cards(); context(0); context(1); CUmemAllocationProp prop{}; prop.type = CU_MEM_ALLOCATION_TYPE_PINNED; prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 1}; size_t g;
     CHECK(cuMemGetAllocationGranularity(&g, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM)); CUdeviceptr at; CHECK(cuMemAddressReserve(&at, 8 * g, 0, 0, 0)); auto p = (uint32_t *)at; const size_t n = g / 4;
