@@ -286,6 +286,54 @@ static void green_contexts(void) {
     EXPECT(word == 2);
 }
 
+/* Calls on one card that name the memory `there` of the other: copies to the host, from there, between the cards, and within the other; a fill. */
+static void answers_across(void *other, uint64_t here, uint64_t there, int copies, int fill) {
+    uint32_t words[4] = {1, 2, 3, 4}, got[4] = {0};
+    EXPECT(FN(cuMemcpyHtoD_v2)(there, words, sizeof words) == copies);
+    EXPECT(FN(cuMemcpyDtoH_v2)(got, there, sizeof got) == copies);
+    EXPECT(copies || !memcmp(got, words, sizeof got));
+    EXPECT(FN(cuMemcpyHtoDAsync_v2)(there, words, sizeof words, stream_) == copies);
+    EXPECT(FN(cuMemcpyDtoHAsync_v2)(got, there, sizeof got, stream_) == copies);
+    EXPECT(FN(cuMemcpyDtoD_v2)(here, there, sizeof words) == copies);
+    EXPECT(FN(cuMemcpy)(there, here, sizeof words) == copies);
+    EXPECT(FN(cuMemcpyDtoDAsync_v2)(there + 64, there, sizeof words, stream_) == copies);
+    EXPECT(FN(cuMemcpyAsync)(here + 64, there, sizeof words, stream_) == copies);
+    EXPECT(FN(cuMemsetD32Async)(there, 7, 4, stream_) == fill);
+    CHECK(FN(cuMemcpyPeer)(here, context, there, other, sizeof words));
+    CHECK(FN(cuMemcpyPeerAsync)(there + 128, other, here, context, sizeof words, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+}
+
+/* Measured on two H200s: plain memory is copied without access, and mapped memory by cuMemcpyPeer alone. */
+static void copies_between_cards(void) {
+    void *other, *handle;
+    uint64_t mapped;
+    begin();
+    CHECK(FN(cuDevicePrimaryCtxRetain)(&other, 1));
+    CHECK(FN(cuCtxPushCurrent_v2)(other));
+    uint64_t plain = alloc(2 * MIB);
+    int properties[8] = {1, 0, 1, 1}, access[2][3] = {{1, 1, 3}, {1, 0, 3}};
+    CHECK(FN(cuMemCreate)(&handle, 2 * MIB, properties, 0ul));
+    CHECK(FN(cuMemAddressReserve)(&mapped, 2 * MIB, 0ul, 0ul, 0ul));
+    CHECK(FN(cuMemMap)(mapped, 2 * MIB, 0ul, handle, 0ul));
+    CHECK(FN(cuMemSetAccess)(mapped, 2 * MIB, access, 1ul));
+    CHECK(FN(cuCtxPopCurrent_v2)(NULL));
+    answers_across(other, memory_, plain, OK, 1);
+    answers_across(other, memory_, mapped, 1, 1);
+    CHECK(FN(cuCtxEnablePeerAccess)(other, 0));
+    answers_across(other, memory_, plain, OK, OK);
+    answers_across(other, memory_, mapped, 1, 1);
+    CHECK(FN(cuMemSetAccess)(mapped, 2 * MIB, access[1], 1ul));
+    answers_across(other, memory_, mapped, OK, OK);
+    CHECK(FN(cuCtxDisablePeerAccess)(other));
+    int value = -1;
+    for (int attribute = 1; attribute < 5; attribute++) {
+        CHECK(FN(cuDeviceGetP2PAttribute)(&value, attribute, 0, 1));
+        EXPECT(value == (attribute > 1));
+    }
+    EXPECT(FN(cuDeviceGetP2PAttribute)(&value, 2, 1, 1) == 101 && FN(cuDeviceGetP2PAttribute)(&value, 2, 0, 2) == 101);
+}
+
 /* Two cards. */
 static void peers(void) {
     int can = 9;
@@ -507,5 +555,5 @@ static void shared_memory(void) {
 }
 
 RULES(RULE(fills), RULE(calls_that_return_before_they_are_done), RULE(copies), RULE(memory_in_stream_order), RULE(words_that_streams_wait_for), RULE(page_locked_memory), RULE(copies_of_page_locked_memory),
-      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(peers), RULE(pools_of_the_program), RULE(mapped_memory), RULE(shared_memory),
+      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(copies_between_cards), RULE(peers), RULE(pools_of_the_program), RULE(mapped_memory), RULE(shared_memory),
       RULE(unmapped_memory_stops))

@@ -1,7 +1,7 @@
 //! The simulated machine: one with a T4, unless the environment says otherwise.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ pub(crate) struct Config {
     pub(crate) slow_allocations: (u64, Duration),
     /// Calls of a kind wait for as long as this file is there; one that waits makes a file of that name with the ending `waits`.
     pub(crate) held: Option<(Held, PathBuf)>,
-    /// Calls that make mapped memory accessible to several cards are refused for as long as this file is there.
+    /// Cards cannot reach each other's memory for as long as this file is there.
     pub(crate) refused_peers: Option<PathBuf>,
     /// While this file is there, a card is lost: see [`Config::lost`].
     pub(crate) lost: Option<PathBuf>,
@@ -104,6 +104,11 @@ pub(crate) enum Lie {
 }
 
 impl Config {
+    /// Whether cards cannot reach each other's memory now.
+    pub(crate) fn refuses_peers(&self) -> bool {
+        self.refused_peers.as_deref().is_some_and(Path::exists)
+    }
+
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
     /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD` (a kind of calls, and a file: `out:/tmp/held`),

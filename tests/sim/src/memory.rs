@@ -132,6 +132,19 @@ impl Tables {
         looks.into_iter().find_map(|(at, look)| Some((at, look.err()?)))
     }
 
+    /// The first address of a range that work of a card cannot reach. Mapped memory says itself which cards may; other plain memory has
+    /// to be of a context to which the work's has peer access.
+    pub(crate) fn out_of_reach(&self, card: usize, context: u64, address: u64, bytes: u64) -> Option<u64> {
+        self.vmm.closed_to(card, address, bytes).or_else(|| {
+            let (_, allocation) = self.memory.range(..=address).next_back()?;
+            let is_there = address < allocation.base + allocation.bytes();
+            let is_peer = |of: u64| self.peers.contains(&(context, of));
+            let is_reached =
+                allocation.managed || allocation.gpu == card || allocation.context.is_none_or(is_peer);
+            (is_there && !is_reached).then_some(address)
+        })
+    }
+
     /// Whether a range is page-locked memory of the host.
     pub(crate) fn is_host(&self, address: usize, bytes: usize) -> bool {
         let before = self.host.range(..=address).next_back();
@@ -320,19 +333,9 @@ impl Process {
         }
     }
 
-    /// A kernel reaches memory of another card without access to it: the process stops. Mapped memory says itself which cards may; other plain
-    /// memory has to be of a context to which the kernel's has peer access.
+    /// A kernel reaches memory of another card without access to it: the process stops.
     pub(crate) fn stop_if_out_of_reach(&self, card: usize, context: u64, address: u64, bytes: u64) {
-        let tables = self.tables();
-        let closed = tables.vmm.closed_to(card, address, bytes).or_else(|| {
-            let (_, allocation) = tables.memory.range(..=address).next_back()?;
-            let is_there = address < allocation.base + allocation.bytes();
-            let is_peer = |of: u64| tables.peers.contains(&(context, of));
-            let is_reached =
-                allocation.managed || allocation.gpu == card || allocation.context.is_none_or(is_peer);
-            (is_there && !is_reached).then_some(address)
-        });
-        drop(tables);
+        let closed = self.tables().out_of_reach(card, context, address, bytes);
         if let Some(at) = closed {
             handles::stop_with(&format!(
                 "nvsim: a kernel of card {card} reaches {at:#x}, to which the card has no access\n"

@@ -81,6 +81,7 @@ rules! { memory:
     copies_of_page_locked_memory
     managed_memory_and_the_host
     green_contexts
+    copies_between_cards
     peers
     pools_of_the_program
     mapped_memory

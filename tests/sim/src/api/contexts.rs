@@ -61,7 +61,7 @@ api! {
             let mut tables = p.tables();
             let (from, to) = (tables.current()?, tables.context(context)?);
             let pair = (from.id, to.id);
-            if from.gpu == to.gpu { return Err(PEER_UNSUPPORTED) }
+            if from.gpu == to.gpu || p.world.config().refuses_peers() { return Err(PEER_UNSUPPORTED) }
             if tables.peers.insert(pair) { Ok(()) } else { Err(PEER_ALREADY_ENABLED) }
         }))
     }

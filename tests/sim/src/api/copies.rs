@@ -8,9 +8,17 @@ use super::{api, status, submit, submit_now, twins, with_place};
 use crate::capture::Kind;
 use crate::config::Held;
 use crate::memory;
-use crate::process::{self, CAPTURE_UNSUPPORTED, Failure, INVALID_VALUE, NOT_SUPPORTED, Process};
+use crate::process::{
+    self, CAPTURE_UNSUPPORTED, Failure, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, Process,
+};
 use crate::stream::{Point, Work};
 use crate::world::{BLOCK, Way};
+
+/// `CU_DEVICE_P2P_ATTRIBUTE_…`
+const PERFORMANCE_RANK: c_uint = 1;
+const ACCESS_SUPPORTED: c_uint = 2;
+const NATIVE_ATOMICS: c_uint = 3;
+const ARRAY_ACCESS: c_uint = 4;
 
 /// One end of a copy.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +90,10 @@ twins! { per_thread:
     fn cuMemcpy2D_v2 / cuMemcpy2D_v2_ptds (copy: *const Copy2D) { status(unsafe { rows(copy) }.and_then(|rows| rows_now(&rows, per_thread))) }
     fn cuMemcpy2DUnaligned_v2 / cuMemcpy2DUnaligned_v2_ptds (copy: *const Copy2D) { status(unsafe { rows(copy) }.and_then(|rows| rows_now(&rows, per_thread))) }
     fn cuMemcpy2DAsync_v2 / cuMemcpy2DAsync_v2_ptsz (copy: *const Copy2D, stream: usize) {
-        status(unsafe { rows(copy) }.and_then(|rows| submit(stream, per_thread, Kind::Copy, rows_work(&rows))))
+        status(unsafe { rows(copy) }.and_then(|rows| {
+            check_reach(stream, per_thread, &ends_of(&rows))?;
+            submit(stream, per_thread, Kind::Copy, rows_work(&rows))
+        }))
     }
     fn cuMemcpyPeer / cuMemcpyPeer_ptds (to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize) {
         status(process::get().and_then(|p| {
@@ -99,7 +110,7 @@ twins! { per_thread:
             let tables = p.tables();
             tables.context(to_context).and(tables.context(from_context))?;
             drop(tables);
-            copy_on(Device(to), Device(from), bytes, stream, per_thread)
+            submit(stream, per_thread, Kind::Copy, copy_work(p, Device(to), Device(from), bytes))
         }))
     }
 }
@@ -107,7 +118,21 @@ twins! { per_thread:
 api! {
     fn cuMemPrefetchAsync(address: u64, bytes: usize, device: c_int, stream: usize) { status(prefetch(address, bytes as u64, device, stream)) }
     fn cuDeviceCanAccessPeer(place: *mut c_int, device: c_int, peer: c_int) {
-        unsafe { super::give(place, process::get().and_then(|p| Ok(c_int::from(p.gpu_of(device)? != p.gpu_of(peer)?)))) }
+        unsafe { super::give(place, process::get().and_then(|p| {
+            let is_other = p.gpu_of(device)? != p.gpu_of(peer)?;
+            Ok(c_int::from(is_other && !p.world.config().refuses_peers()))
+        })) }
+    }
+    fn cuDeviceGetP2PAttribute(place: *mut c_int, attribute: c_uint, device: c_int, peer: c_int) {
+        unsafe { super::give(place, process::get().and_then(|p| {
+            if p.gpu_of(device)? == p.gpu_of(peer)? { return Err(INVALID_DEVICE) }
+            let can = c_int::from(!p.world.config().refuses_peers());
+            match attribute {
+                PERFORMANCE_RANK => Ok(0),
+                ACCESS_SUPPORTED | NATIVE_ATOMICS | ARRAY_ACCESS => Ok(can),
+                _ => Err(INVALID_VALUE),
+            }
+        })) }
     }
 }
 
@@ -117,6 +142,18 @@ fn ends(to: u64, from: u64) -> Result<(End, End), Failure> {
     let end =
         |address| if p.is_managed(address, 1).is_ok() { Device(address) } else { Host(address as usize) };
     Ok((end(to), end(from)))
+}
+
+/// Refuses mapped memory to which the card of a stream has no access, at either end of a copy; the driver itself copies other plain
+/// memory between cards (measured). Copies that name both contexts need no access.
+fn check_reach(stream: usize, per_thread: bool, ends: &[(End, usize)]) -> Result<(), Failure> {
+    let mut tables = process::get()?.tables();
+    let card = tables.stream(stream, per_thread)?.gpu;
+    let is_closed = |&(end, bytes): &(End, usize)| match end {
+        Host(_) => false,
+        Device(address) => tables.vmm.closed_to(card, address, bytes as u64).is_some(),
+    };
+    if ends.iter().any(is_closed) { Err(INVALID_VALUE) } else { Ok(()) }
 }
 
 /// Refuses an address without memory. Returns whether the memory is plain memory of a card.
@@ -187,10 +224,12 @@ fn copy_work(p: &'static Process, to: End, from: End, bytes: usize) -> Result<Wo
 fn copy_now(to: End, from: End, bytes: usize, per_thread: bool) -> Result<(), Failure> {
     let p = process::get()?;
     let waits = !(check(p, to, bytes)? && check(p, from, bytes)?);
+    check_reach(0, per_thread, &[(to, bytes), (from, bytes)])?;
     submit_now(per_thread, Kind::Copy, waits, Vec::new(), copy_work(p, to, from, bytes))
 }
 
 fn copy_on(to: End, from: End, bytes: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {
+    check_reach(stream, per_thread, &[(to, bytes), (from, bytes)])?;
     submit(stream, per_thread, Kind::Copy, copy_work(process::get()?, to, from, bytes))
 }
 
@@ -241,6 +280,10 @@ pub(super) unsafe fn copy_3d(copy: *const Copy3D) -> Result<Work, Failure> {
     copy_work(process::get()?, end(&copy.to)?, end(&copy.from)?, copy.width)
 }
 
+fn ends_of(rows: &[Row]) -> Vec<(End, usize)> {
+    rows.iter().flat_map(|row| [(row.to, row.bytes), (row.from, row.bytes)]).collect()
+}
+
 fn rows_work(rows: &[Row]) -> Result<Work, Failure> {
     let p = process::get()?;
     for row in rows {
@@ -257,6 +300,7 @@ fn rows_now(rows: &[Row], per_thread: bool) -> Result<(), Failure> {
     for row in rows {
         waits |= !(check(p, row.to, row.bytes)? && check(p, row.from, row.bytes)?);
     }
+    check_reach(0, per_thread, &ends_of(rows))?;
     submit_now(per_thread, Kind::Copy, waits, Vec::new(), rows_work(rows))
 }
 

@@ -56,8 +56,19 @@ pub(super) fn fill_work<const N: usize>(area: Area, pattern: [u8; N]) -> Result<
     Ok((work, waits))
 }
 
+/// Refuses memory that the card of a stream cannot reach (measured for other cards' memory without peer access).
+fn check_reach(area: Area, size: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {
+    let mut tables = process::get()?.tables();
+    let stream = tables.stream(stream, per_thread)?;
+    let rows = (0..area.height).map(|row| area.address + (row * area.pitch) as u64);
+    let bytes = (area.width * size) as u64;
+    let closed = |at| tables.out_of_reach(stream.gpu, stream.context, at, bytes).is_some();
+    if bytes > 0 && rows.into_iter().any(closed) { Err(INVALID_VALUE) } else { Ok(()) }
+}
+
 fn fill_now<const N: usize>(area: Area, pattern: [u8; N], per_thread: bool) -> Result<(), Failure> {
     let (work, waits) = fill_work(area, pattern)?;
+    check_reach(area, N, 0, per_thread)?;
     submit_now(per_thread, Kind::Fill, waits, Vec::new(), Ok(work))
 }
 
@@ -67,5 +78,7 @@ fn fill_on<const N: usize>(
     stream: usize,
     per_thread: bool,
 ) -> Result<(), Failure> {
-    submit(stream, per_thread, Kind::Fill, fill_work(area, pattern).map(|(work, _)| work))
+    let (work, _) = fill_work(area, pattern)?;
+    check_reach(area, N, stream, per_thread)?;
+    submit(stream, per_thread, Kind::Fill, Ok(work))
 }

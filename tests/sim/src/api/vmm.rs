@@ -89,7 +89,7 @@ api! {
         if !access.iter().all(is_valid) { return INVALID_VALUE }
         status(process::get().and_then(|p| {
             p.world.config().wait_while_held(Held::Access);
-            if count > 1 && p.world.config().refused_peers.as_deref().is_some_and(std::path::Path::exists) {
+            if count > 1 && p.world.config().refuses_peers() {
                 return Err(PEER_UNSUPPORTED);
             }
             let on_devices = access.iter().filter(|access| access.location.kind == ON_DEVICE);
