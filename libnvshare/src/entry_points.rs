@@ -21,6 +21,8 @@
 //! - **prompt**: the same. The driver returns from the function before its work is done, but not for managed memory. So if
 //!   the pointers named allow it ([`are_prompt`](crate::hooks::pointers::are_prompt)), the hook calls the stream-ordered
 //!   function on the same default stream.
+//! - **across**: unchanged, or prompt. If the driver refuses a copy in the stream, since the library maps memory that is another
+//!   card's, the hook calls once more ([`have_access`](crate::hooks::copies::have_access)).
 //! - **handled**: the hook passes its arguments and the real function to a handler.
 //! - **of_stream**: the same; the handler is told whether a null stream is the thread's own.
 //! - **looked_up**: the same as handled; the handler gets the table of hooks too.
@@ -59,49 +61,49 @@ hooked {
     copy [on hStream] cuMemPrefetchBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, prefetchLocs: *mut CUmemLocation, prefetchLocIdxs: *mut usize, numPrefetchLocs: usize, flags: c_ulonglong, hStream: CUstream) and cuMemPrefetchBatchAsync_ptsz = unchanged();
     copy [on NULL] cuMemcpy2D(pCopy: *const c_void) = unchanged();
     copy [on hStream] cuMemcpy2DAsync(pCopy: *const c_void, hStream: CUstream) = unchanged();
-    copy [on hStream] cuMemcpy2DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy2DAsync_v2_ptsz = unchanged();
+    copy [on hStream] cuMemcpy2DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy2DAsync_v2_ptsz = across(hStream);
     copy [on NULL] cuMemcpy2DUnaligned(pCopy: *const c_void) = unchanged();
-    copy [on NULL] cuMemcpy2DUnaligned_v2(pCopy: *const c_void) and cuMemcpy2DUnaligned_v2_ptds = unchanged();
-    copy [on NULL] cuMemcpy2D_v2(pCopy: *const c_void) and cuMemcpy2D_v2_ptds = unchanged();
+    copy [on NULL] cuMemcpy2DUnaligned_v2(pCopy: *const c_void) and cuMemcpy2DUnaligned_v2_ptds = across(NULL);
+    copy [on NULL] cuMemcpy2D_v2(pCopy: *const c_void) and cuMemcpy2D_v2_ptds = across(NULL);
     copy [on NULL] cuMemcpy3D(pCopy: *const c_void) = unchanged();
     copy [on hStream] cuMemcpy3DAsync(pCopy: *const c_void, hStream: CUstream) = unchanged();
-    copy [on hStream] cuMemcpy3DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DAsync_v2_ptsz = unchanged();
-    copy [on hStream] cuMemcpy3DBatchAsync(numOps: usize, opList: *mut c_void, failIdx: *mut usize, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_ptsz = unchanged();
-    copy [on hStream] cuMemcpy3DBatchAsync_v2(numOps: usize, opList: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_v2_ptsz = unchanged();
+    copy [on hStream] cuMemcpy3DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DAsync_v2_ptsz = across(hStream);
+    copy [on hStream] cuMemcpy3DBatchAsync(numOps: usize, opList: *mut c_void, failIdx: *mut usize, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_ptsz = across(hStream);
+    copy [on hStream] cuMemcpy3DBatchAsync_v2(numOps: usize, opList: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_v2_ptsz = across(hStream);
     copy [on NULL] cuMemcpy3DPeer(pCopy: *const c_void) and cuMemcpy3DPeer_ptds = unchanged();
     copy [on hStream] cuMemcpy3DPeerAsync(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DPeerAsync_ptsz = unchanged();
-    copy [on NULL] cuMemcpy3D_v2(pCopy: *const c_void) and cuMemcpy3D_v2_ptds = unchanged();
-    copy [on hStream] cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyAsync_ptsz = unchanged();
-    copy [on hStream] cuMemcpyWithAttributesAsync(dst: CUdeviceptr, src: CUdeviceptr, size: usize, attr: *mut c_void, hStream: CUstream) and cuMemcpyWithAttributesAsync_ptsz = unchanged();
-    copy [on hStream] cuMemcpy3DWithAttributesAsync(op: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DWithAttributesAsync_ptsz = unchanged();
+    copy [on NULL] cuMemcpy3D_v2(pCopy: *const c_void) and cuMemcpy3D_v2_ptds = across(NULL);
+    copy [on hStream] cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyAsync_ptsz = across(hStream);
+    copy [on hStream] cuMemcpyWithAttributesAsync(dst: CUdeviceptr, src: CUdeviceptr, size: usize, attr: *mut c_void, hStream: CUstream) and cuMemcpyWithAttributesAsync_ptsz = across(hStream);
+    copy [on hStream] cuMemcpy3DWithAttributesAsync(op: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DWithAttributesAsync_ptsz = across(hStream);
     copy [on hStream] cuFabricCpyBatchAsync(numOps: usize, opList: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuFabricCpyBatchAsync_ptsz = unchanged();
     copy [on NULL] cuMemcpyAtoA(dstArray: CUarray, dstOffset: c_uint, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = unchanged();
     copy [on NULL] cuMemcpyAtoA_v2(dstArray: CUarray, dstOffset: usize, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoA_v2_ptds = unchanged();
     copy [on NULL] cuMemcpyAtoD(dstDevice: CUdeviceptrV1, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = unchanged();
-    copy [on NULL] cuMemcpyAtoD_v2(dstDevice: CUdeviceptr, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoD_v2_ptds = unchanged();
+    copy [on NULL] cuMemcpyAtoD_v2(dstDevice: CUdeviceptr, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoD_v2_ptds = across(NULL);
     copy [on NULL] cuMemcpyAtoH(dstHost: *mut c_void, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = unchanged();
     copy [on hStream] cuMemcpyAtoHAsync(dstHost: *mut c_void, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint, hStream: CUstream) = unchanged();
     copy [on hStream] cuMemcpyAtoHAsync_v2(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize, hStream: CUstream) and cuMemcpyAtoHAsync_v2_ptsz = unchanged();
     copy [on NULL] cuMemcpyAtoH_v2(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoH_v2_ptds = unchanged();
-    copy [on hStream] cuMemcpyBatchAsync(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, failIdx: *mut usize, hStream: CUstream) and cuMemcpyBatchAsync_ptsz = unchanged();
-    copy [on hStream] cuMemcpyBatchAsync_v2(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, hStream: CUstream) and cuMemcpyBatchAsync_v2_ptsz = unchanged();
+    copy [on hStream] cuMemcpyBatchAsync(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, failIdx: *mut usize, hStream: CUstream) and cuMemcpyBatchAsync_ptsz = across(hStream);
+    copy [on hStream] cuMemcpyBatchAsync_v2(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, hStream: CUstream) and cuMemcpyBatchAsync_v2_ptsz = across(hStream);
     copy [on NULL] cuMemcpyDtoA(dstArray: CUarray, dstOffset: c_uint, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = unchanged();
-    copy [on NULL] cuMemcpyDtoA_v2(dstArray: CUarray, dstOffset: usize, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoA_v2_ptds = unchanged();
+    copy [on NULL] cuMemcpyDtoA_v2(dstArray: CUarray, dstOffset: usize, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoA_v2_ptds = across(NULL);
     copy [on NULL] cuMemcpyDtoD(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = unchanged();
     copy [on hStream] cuMemcpyDtoDAsync(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) = unchanged();
-    copy [on hStream] cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoDAsync_v2_ptsz = unchanged();
+    copy [on hStream] cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoDAsync_v2_ptsz = across(hStream);
     copy [on NULL] cuMemcpyDtoH(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = unchanged();
     copy [on hStream] cuMemcpyDtoHAsync(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) = unchanged();
-    copy [on hStream] cuMemcpyDtoHAsync_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoHAsync_v2_ptsz = unchanged();
-    copy [on NULL] cuMemcpyDtoH_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoH_v2_ptds = unchanged();
+    copy [on hStream] cuMemcpyDtoHAsync_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoHAsync_v2_ptsz = across(hStream);
+    copy [on NULL] cuMemcpyDtoH_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoH_v2_ptds = across(NULL);
     copy [on NULL] cuMemcpyHtoA(dstArray: CUarray, dstOffset: c_uint, srcHost: *const c_void, ByteCount: c_uint) = unchanged();
     copy [on hStream] cuMemcpyHtoAAsync(dstArray: CUarray, dstOffset: c_uint, srcHost: *const c_void, ByteCount: c_uint, hStream: CUstream) = unchanged();
     copy [on hStream] cuMemcpyHtoAAsync_v2(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) and cuMemcpyHtoAAsync_v2_ptsz = unchanged();
     copy [on NULL] cuMemcpyHtoA_v2(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize) and cuMemcpyHtoA_v2_ptds = unchanged();
     copy [on NULL] cuMemcpyHtoD(dstDevice: CUdeviceptrV1, srcHost: *const c_void, ByteCount: c_uint) = unchanged();
     copy [on hStream] cuMemcpyHtoDAsync(dstDevice: CUdeviceptrV1, srcHost: *const c_void, ByteCount: c_uint, hStream: CUstream) = unchanged();
-    copy [on hStream] cuMemcpyHtoDAsync_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) and cuMemcpyHtoDAsync_v2_ptsz = unchanged();
-    copy [on NULL] cuMemcpyHtoD_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize) and cuMemcpyHtoD_v2_ptds = unchanged();
+    copy [on hStream] cuMemcpyHtoDAsync_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) and cuMemcpyHtoDAsync_v2_ptsz = across(hStream);
+    copy [on NULL] cuMemcpyHtoD_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize) and cuMemcpyHtoD_v2_ptds = across(NULL);
     copy [on NULL] cuMemcpyPeer(dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize) and cuMemcpyPeer_ptds = unchanged();
     copy [on hStream] cuMemcpyPeerAsync(dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize, hStream: CUstream) and cuMemcpyPeerAsync_ptsz = unchanged();
     // fill
@@ -117,8 +119,8 @@ hooked {
     fill [on hStream] cuMemsetD32Async(dstDevice: CUdeviceptr, ui: c_uint, N: usize, hStream: CUstream) and cuMemsetD32Async_ptsz = unchanged();
     fill [on NULL] cuMemsetD8(dstDevice: CUdeviceptrV1, uc: c_uchar, N: c_uint) = unchanged();
     fill [on hStream] cuMemsetD8Async(dstDevice: CUdeviceptr, uc: c_uchar, N: usize, hStream: CUstream) and cuMemsetD8Async_ptsz = unchanged();
-    copy [on NULL] cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) and cuMemcpy_ptds = prompt(cuMemcpyAsync, dst, src);
-    copy [on NULL] cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds = prompt(cuMemcpyDtoDAsync_v2, dstDevice, srcDevice);
+    copy [on NULL] cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) and cuMemcpy_ptds = across(NULL, prompt cuMemcpyAsync, dst, src);
+    copy [on NULL] cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds = across(NULL, prompt cuMemcpyDtoDAsync_v2, dstDevice, srcDevice);
     fill [on NULL] cuMemsetD8_v2(dstDevice: CUdeviceptr, uc: c_uchar, N: usize) and cuMemsetD8_v2_ptds = prompt(cuMemsetD8Async, dstDevice);
     fill [on NULL] cuMemsetD16_v2(dstDevice: CUdeviceptr, us: c_ushort, N: usize) and cuMemsetD16_v2_ptds = prompt(cuMemsetD16Async, dstDevice);
     fill [on NULL] cuMemsetD32_v2(dstDevice: CUdeviceptr, ui: c_uint, N: usize) and cuMemsetD32_v2_ptds = prompt(cuMemsetD32Async, dstDevice);
@@ -264,6 +266,7 @@ called {
     cuCtxGetDevice(device: *mut CUdevice);
     cuCtxRecordEvent(hCtx: CUcontext, hEvent: CUevent);
     cuCtxSynchronize();
+    cuDeviceCanAccessPeer(canAccessPeer: *mut c_int, dev: CUdevice, peerDev: CUdevice);
     cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
     cuDeviceGetAttribute(pi: *mut c_int, attrib: c_int, dev: CUdevice);
     cuDeviceGetCount(count: *mut c_int);
@@ -298,7 +301,7 @@ forwarded {
     cuCtxGetDevResource cuCtxGetExecAffinity cuCtxGetFlags cuCtxGetId cuCtxGetLimit cuCtxGetSharedMemConfig
     cuCtxGetStreamPriorityRange cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags
     cuCtxSetLimit cuCtxSetSharedMemConfig cuCtxSynchronize_v2 cuCtxWaitEvent cuDestroyExternalMemory
-    cuDestroyExternalSemaphore cuDeviceCanAccessPeer cuDeviceComputeCapability cuDeviceGetByPCIBusId
+    cuDestroyExternalSemaphore cuDeviceComputeCapability cuDeviceGetByPCIBusId
     cuDeviceGetDevResource cuDeviceGetExecAffinitySupport
     cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid
     cuDeviceGetName cuDeviceGetNvSciSyncAttributes cuDeviceGetP2PAtomicCapabilities cuDeviceGetP2PAttribute

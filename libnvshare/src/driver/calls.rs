@@ -292,6 +292,12 @@ pub(crate) fn is_device_memory(pointer: CUdeviceptr, device: CUdevice) -> bool {
         && attribute(CU_POINTER_ATTRIBUTE_IS_MANAGED) == Ok(0)
 }
 
+/// Whether work of a device can be given access to memory of another.
+pub(crate) fn can_access_peer(device: CUdevice, other: CUdevice) -> bool {
+    let mut can: c_int = 0;
+    call!(cuDeviceCanAccessPeer(&raw mut can, device, other)).is_ok() && can != 0
+}
+
 /// Managed memory, for which `flags` say who may reach it first.
 pub(crate) fn allocate_managed(bytes: u64, flags: c_uint) -> Result<CUdeviceptr, CUresult> {
     let mut base = 0;

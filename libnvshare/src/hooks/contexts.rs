@@ -140,7 +140,7 @@ fn gone(context: &Arc<Context>, ending: Ending) {
 }
 
 /// Sets the access to memory of a device that the library maps, as peers have it now.
-fn set_peers(device: CUdevice, may_no_more: Option<CUdevice>) {
+pub(super) fn set_peers(device: CUdevice, may_no_more: Option<CUdevice>) {
     for allocation in allocations::of_device(device) {
         if let Some(mapped) = &allocation.mapped {
             mapped.set_peers(allocation.base, device, may_no_more);

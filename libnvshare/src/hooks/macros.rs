@@ -64,6 +64,12 @@ macro_rules! treated {
             _ => unsafe { $real($($arg),*) },
         }
     };
+    (across ($stream:ident) $per_thread:literal $real:ident $arguments:tt) => {
+        once_more!($stream $per_thread, treated!(unchanged () $per_thread $real $arguments))
+    };
+    (across ($stream:ident, prompt $($deed:ident),+) $per_thread:literal $real:ident $arguments:tt) => {
+        once_more!($stream $per_thread, treated!(prompt ($($deed),+) $per_thread $real $arguments))
+    };
     (handled ($handler:path) $per_thread:literal $real:ident ($($arg:ident),*)) => {
         unless_forked!($real ($($arg),*), $handler($real, $($arg),*))
     };
@@ -72,6 +78,20 @@ macro_rules! treated {
     };
     (looked_up ($handler:path) $per_thread:literal $real:ident ($($arg:ident),*)) => {
         unless_forked!($real ($($arg),*), $handler($real, $($arg),* , &TABLE))
+    };
+}
+
+/// A copy in a stream, which is made once more if its card has gained access to what it names.
+macro_rules! once_more {
+    ($stream:ident $per_thread:literal, $call:expr) => {
+        match $call {
+            CUresult::INVALID_VALUE
+                if $crate::hooks::copies::have_access(StreamKey::new($stream, $per_thread).handle()) =>
+            {
+                $call
+            }
+            result => result,
+        }
     };
 }
 
@@ -90,4 +110,4 @@ macro_rules! unless_forked {
     };
 }
 
-pub(super) use {at_gate, hook_function, treated, unless_forked};
+pub(super) use {at_gate, hook_function, once_more, treated, unless_forked};

@@ -5,6 +5,7 @@ mod arrays;
 mod callbacks;
 mod captures;
 mod contexts;
+mod copies;
 mod dlsym;
 mod graphs;
 mod init;

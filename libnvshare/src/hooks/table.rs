@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
-use super::macros::{at_gate, hook_function, treated, unless_forked};
+use super::macros::{at_gate, hook_function, once_more, treated, unless_forked};
 use super::{
     arrays, callbacks, captures, contexts, graphs, init, ipc, memory, memory_info, nodes, pointers, pools,
     stream_ordered, streams, vmm,

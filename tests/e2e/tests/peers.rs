@@ -43,6 +43,15 @@ fn access_that_was_given_up_is_none() {
     }
 }
 
+/// The driver makes such copies of memory of `cuMemAlloc`, and not of mapped memory (measured).
+#[test]
+fn copies_without_access_are_made() {
+    Program::guest(&World::simulated(CARDS), "across", &[]).alone().start().finish().passed();
+    for memory in ["off", "managed", "swap"] {
+        Program::guest(&World::with_memory(memory, CARDS), "across", &[]).start().finish().passed();
+    }
+}
+
 #[test]
 fn memory_that_comes_back_is_reached_by_peers() {
     come_back(false).passed();

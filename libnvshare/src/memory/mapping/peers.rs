@@ -3,7 +3,7 @@
 //! `cuCtxEnablePeerAccess` gives a context access to what another device's context has by `cuMemAlloc`. It does not reach
 //! mappings: their access is of devices, and is set for each mapping. So the library notes which contexts may reach which.
 //! Wherever it maps memory of `cuMemAlloc`, at once and later, it names the devices of all that may. It takes the access
-//! away when the last context of a device gives it up, or ends. Memory that the program maps itself has the access that the
+//! away when the last context of a device gives it up, or ends. A device whose [copies](crate::hooks::copies) need access keeps it. Memory that the program maps itself has the access that the
 //! program gives it, as natively.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,13 +27,16 @@ struct Peers {
 }
 
 static PEERS: Mutex<Vec<Peers>> = Mutex::new(Vec::new());
+/// A device that copies without peer access, and another whose memory it may reach for that.
+static COPIES: Mutex<Vec<(CUdevice, CUdevice)>> = Mutex::new(Vec::new());
 
 /// The devices that may reach memory of this one, itself first.
 fn reach(device: CUdevice) -> Vec<CUdevice> {
     let mut all = vec![device];
-    for Peers { from, to } in lock(&PEERS).iter() {
-        if to.device() == device && !all.contains(&from.device()) {
-            all.push(from.device());
+    let peers = lock(&PEERS).iter().map(|Peers { from, to }| (from.device(), to.device())).collect::<Vec<_>>();
+    for (from, _) in peers.iter().chain(lock(&COPIES).iter()).filter(|(_, to)| *to == device) {
+        if !all.contains(from) {
+            all.push(*from);
         }
     }
     all
@@ -44,6 +47,15 @@ pub(crate) fn enable(from: &Arc<Context>, to: &Arc<Context>) -> Option<CUdevice>
     let is_news = !reach(to.device()).contains(&from.device());
     lock(&PEERS).push(Peers { from: Arc::clone(from), to: Arc::clone(to) });
     is_news.then_some(to.device())
+}
+
+/// A device may reach another's memory from now on, since it copies without peer access. Returns whether this is news.
+pub(crate) fn enable_copies(from: CUdevice, to: CUdevice) -> bool {
+    let is_news = !reach(to).contains(&from);
+    if is_news {
+        lock(&COPIES).push((from, to));
+    }
+    is_news
 }
 
 /// A context may not reach another's memory any more. Returns the other's device, and the device that may reach less of it now.
@@ -61,9 +73,9 @@ pub(crate) fn forget_context(context: &Arc<Context>) -> Vec<(CUdevice, CUdevice)
     its.iter().map(|(from, to)| disable(from, to)).collect()
 }
 
-/// Whether any context may reach another's memory.
+/// Whether any device may reach another's memory.
 pub(crate) fn are_any() -> bool {
-    !lock(&PEERS).is_empty()
+    !lock(&PEERS).is_empty() || !lock(&COPIES).is_empty()
 }
 
 /// Makes memory that has been mapped on a device accessible to it, and to its peers.
