@@ -22,7 +22,7 @@
 //!   the pointers named allow it ([`are_prompt`](crate::hooks::pointers::are_prompt)), the hook calls the stream-ordered
 //!   function on the same default stream.
 //! - **across**: unchanged, or prompt. If the driver refuses a copy in the stream, since the library maps memory that is another
-//!   card's, the hook calls once more ([`have_access`](crate::hooks::copies::have_access)).
+//!   card's, the copy is made in another way ([`copies`](crate::hooks::copies)).
 //! - **handled**: the hook passes its arguments and the real function to a handler.
 //! - **of_stream**: the same; the handler is told whether a null stream is the thread's own.
 //! - **looked_up**: the same as handled; the handler gets the table of hooks too.
@@ -73,7 +73,7 @@ hooked {
     copy [on NULL] cuMemcpy3DPeer(pCopy: *const c_void) and cuMemcpy3DPeer_ptds = unchanged();
     copy [on hStream] cuMemcpy3DPeerAsync(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DPeerAsync_ptsz = unchanged();
     copy [on NULL] cuMemcpy3D_v2(pCopy: *const c_void) and cuMemcpy3D_v2_ptds = across(NULL);
-    copy [on hStream] cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyAsync_ptsz = across(hStream);
+    copy [on hStream] cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyAsync_ptsz = across(hStream, dst, src, ByteCount);
     copy [on hStream] cuMemcpyWithAttributesAsync(dst: CUdeviceptr, src: CUdeviceptr, size: usize, attr: *mut c_void, hStream: CUstream) and cuMemcpyWithAttributesAsync_ptsz = across(hStream);
     copy [on hStream] cuMemcpy3DWithAttributesAsync(op: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DWithAttributesAsync_ptsz = across(hStream);
     copy [on hStream] cuFabricCpyBatchAsync(numOps: usize, opList: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuFabricCpyBatchAsync_ptsz = unchanged();
@@ -91,7 +91,7 @@ hooked {
     copy [on NULL] cuMemcpyDtoA_v2(dstArray: CUarray, dstOffset: usize, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoA_v2_ptds = across(NULL);
     copy [on NULL] cuMemcpyDtoD(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = unchanged();
     copy [on hStream] cuMemcpyDtoDAsync(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) = unchanged();
-    copy [on hStream] cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoDAsync_v2_ptsz = across(hStream);
+    copy [on hStream] cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoDAsync_v2_ptsz = across(hStream, dstDevice, srcDevice, ByteCount);
     copy [on NULL] cuMemcpyDtoH(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = unchanged();
     copy [on hStream] cuMemcpyDtoHAsync(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) = unchanged();
     copy [on hStream] cuMemcpyDtoHAsync_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoHAsync_v2_ptsz = across(hStream);
@@ -119,8 +119,8 @@ hooked {
     fill [on hStream] cuMemsetD32Async(dstDevice: CUdeviceptr, ui: c_uint, N: usize, hStream: CUstream) and cuMemsetD32Async_ptsz = unchanged();
     fill [on NULL] cuMemsetD8(dstDevice: CUdeviceptrV1, uc: c_uchar, N: c_uint) = unchanged();
     fill [on hStream] cuMemsetD8Async(dstDevice: CUdeviceptr, uc: c_uchar, N: usize, hStream: CUstream) and cuMemsetD8Async_ptsz = unchanged();
-    copy [on NULL] cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) and cuMemcpy_ptds = across(NULL, prompt cuMemcpyAsync, dst, src);
-    copy [on NULL] cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds = across(NULL, prompt cuMemcpyDtoDAsync_v2, dstDevice, srcDevice);
+    copy [on NULL] cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) and cuMemcpy_ptds = across(NULL, dst, src, ByteCount, prompt cuMemcpyAsync);
+    copy [on NULL] cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds = across(NULL, dstDevice, srcDevice, ByteCount, prompt cuMemcpyDtoDAsync_v2);
     fill [on NULL] cuMemsetD8_v2(dstDevice: CUdeviceptr, uc: c_uchar, N: usize) and cuMemsetD8_v2_ptds = prompt(cuMemsetD8Async, dstDevice);
     fill [on NULL] cuMemsetD16_v2(dstDevice: CUdeviceptr, us: c_ushort, N: usize) and cuMemsetD16_v2_ptds = prompt(cuMemsetD16Async, dstDevice);
     fill [on NULL] cuMemsetD32_v2(dstDevice: CUdeviceptr, ui: c_uint, N: usize) and cuMemsetD32_v2_ptds = prompt(cuMemsetD32Async, dstDevice);

@@ -11,7 +11,7 @@ FAILED = []
 PEERS = HERE / "samples/bin/peers"
 # Neighbour and program do not fit on this together; what all have is far below what a card has.
 CAPACITY, NEIGHBOUR_GIB, TURN = "2816MiB", 2, "0.1"
-STATED = {("after_the_end", "managed"): "every GPU reaches managed memory"}
+STATED = {(case, "managed"): "every GPU reaches managed memory" for case in ("after_the_end", "current_elsewhere")}
 samples.TIMEOUT = 60
 
 

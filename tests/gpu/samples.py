@@ -18,7 +18,8 @@ MANAGED = "which managed memory is no good for: the same passes unless NVSHARE_P
 STATED = {"ipc/children+managed": f"an IPC handle, {MANAGED}", "ipc/small_and_inside+managed": f"an IPC handle, {MANAGED}", "pointers/dma_buf+managed": f"a NIC, {MANAGED}",
           "pointers/driver_each+managed": "attributes say what managed memory cannot do", "streams/wait_value+managed": f"stream memory operations, {MANAGED}", "streams/batch_of_operations+managed": f"stream memory operations, {MANAGED}",
           "managed/prefetch_device_memory": "device memory is managed memory, and can be prefetched", "pools/access": "a managed pool takes any access",
-          "multi_gpu/without_peer_access": "every GPU reaches managed memory",
+          "multi_gpu/without_peer_access": "every GPU reaches managed memory", "peers/after_the_end": "every GPU reaches managed memory",
+          "peers/current_elsewhere": "every GPU reaches managed memory",
           "device/memory_seen_by_nvml": "before a program's first allocation, NVML tells of the whole card"}
 STATED |= {name.replace("streams/", "streams-ptds/"): why for name, why in STATED.items()}
 # Cases that are run once more under nvshare with other variables. The first get the driver's own memory, as their executables

@@ -1,43 +1,50 @@
 /* Copies without peer access, which the driver makes with memory of cuMemAlloc: between two cards, and between the host and a card that is not
-   current; of large memory and of small, of lines, in streams and at once. */
+   current; of large memory and of small, of lines, in streams and at once. `cards`: only those of bytes between cards. */
 #include "guest.h"
 struct plane { size_t x, y; unsigned kind; const void *host; uint64_t device; void *array; size_t pitch; };
 struct copy { struct plane from, to; size_t width, height; };
 static uint32_t host_[9 * MIB];
+static void holds_there(void *on, uint64_t at, size_t bytes, uint32_t value) {
+    if (on) CHECK(FN(cuCtxSetCurrent)(on));
+    holds_in_each_word(at, bytes, value);
+    if (on) CHECK(FN(cuCtxSetCurrent)(context));
+}
 static void fill(void *on, uint64_t at, size_t words, uint32_t value) {
     CHECK(FN(cuCtxSetCurrent)(on));
     CHECK(FN(cuMemsetD32_v2)(at, value, words));
     CHECK(FN(cuCtxSynchronize)());
     CHECK(FN(cuCtxSetCurrent)(context));
 }
-int main(void) {
+int main(int count, char **arguments) {
     void *other, *stream;
     start();
     CHECK(FN(cuStreamCreate)(&stream, 1));
     CHECK(FN(cuDevicePrimaryCtxRetain)(&other, 1));
-    int round = 0;
+    int round = 0, cards = count > 1 && !strcmp(arguments[1], "cards");
+    void *elsewhere = cards ? other : NULL;
     for (size_t words = 9 * MIB; words >= 1024; words /= 9 * 1024, round += 20) {
         CHECK(FN(cuCtxSetCurrent)(other));
         uint64_t there = alloc(4 * words), too = alloc(4 * words);
         CHECK(FN(cuCtxSetCurrent)(context));
         uint64_t here = alloc(4 * words);
         fill(other, there, words, round + 1);
-        holds_in_each_word(there, 4 * words, round + 1);
+        holds_there(elsewhere, there, 4 * words, round + 1);
         CHECK(FN(cuMemcpyDtoD_v2)(here, there, 4 * words));
         holds_in_each_word(here, 4 * words, round + 1);
         fill(context, here, words, round + 2);
         CHECK(FN(cuMemcpyDtoDAsync_v2)(there, here, 4 * words, stream));
         CHECK(FN(cuStreamSynchronize)(stream));
-        holds_in_each_word(there, 4 * words, round + 2);
+        holds_there(elsewhere, there, 4 * words, round + 2);
         CHECK(FN(cuMemcpyAsync)(too, there, 4 * words, stream));
         CHECK(FN(cuStreamSynchronize)(stream));
-        holds_in_each_word(too, 4 * words, round + 2);
+        holds_there(elsewhere, too, 4 * words, round + 2);
         fill(other, too, words, round + 3);
         CHECK(FN(cuMemcpy)(here, too, 4 * words));
         holds_in_each_word(here, 4 * words, round + 3);
+        if (cards) continue;
         for (size_t i = 0; i < words; i++) host_[i] = round + 4;
         CHECK(FN(cuMemcpyHtoD_v2)(there, host_, 4 * words));
-        holds_in_each_word(there, 4 * words, round + 4);
+        holds_there(elsewhere, there, 4 * words, round + 4);
         struct copy lines = {.from = {.kind = 2, .device = there, .pitch = 256}, .to = {.kind = 2, .device = here, .pitch = 256}, .width = 256, .height = words / 64};
         CHECK(FN(cuMemcpy2DAsync_v2)(&lines, stream));
         CHECK(FN(cuStreamSynchronize)(stream));

@@ -2,21 +2,60 @@
 //!
 //! The driver copies memory of `cuMemAlloc` from card to card, and between the host and a card whose context is not current, without
 //! peer access. Of mapped memory it refuses each copy by a card without access, but for those that name both contexts: it answers
-//! INVALID_VALUE before anything is done (measured on two H200s). So the card gains access, and the hook calls again. A card
-//! keeps it, and its kernels reach the memory as well; natively they would have to be given access.
+//! INVALID_VALUE before anything is done (measured on two H200s). So a copy of bytes from device memory to device memory names
+//! the contexts then. For other copies, such as those of the host, the card gains access, and the hook calls again. A card keeps
+//! it, and its kernels reach the memory as well; natively they would have to be given access. Cards without a way to each other's
+//! memory cannot gain it, and the driver's answer stands.
 
 use std::sync::Mutex;
 
 use nvshare_proto::MemoryMode;
 
 use super::contexts::set_peers;
-use crate::driver;
-use crate::driver::types::CUstream;
+use super::pointers;
+use crate::driver::types::{CUcontext, CUdeviceptr, CUresult, CUstream};
+use crate::driver::{self, functions};
+use crate::memory::allocations::Kind;
 use crate::memory::devices;
-use crate::memory::mapping::peers;
+use crate::memory::mapping::{Mapped, peers};
 use crate::process::lifecycle;
 use crate::process::lock::lock;
 use crate::work::{callbacks, contexts};
+
+/// The context with which memory of `cuMemAlloc` ends, if the library maps it.
+fn owner(address: CUdeviceptr) -> Option<CUcontext> {
+    let allocation = pointers::allocation_of(address).filter(|found| found.kind == Kind::Mapped)?;
+    let is_programs = allocation.mapped.as_ref().is_some_and(Mapped::is_programs);
+    (!is_programs).then(|| allocation.context.handle())
+}
+
+/// The owners of both ends of a copy, if the program uses several cards.
+fn owners(to: CUdeviceptr, from: CUdeviceptr) -> Option<(CUcontext, CUcontext)> {
+    if devices::used().nth(1).is_none() || lifecycle::is_forked() {
+        return None;
+    }
+    owner(to).zip(owner(from))
+}
+
+/// Makes a refused copy behind all work of both contexts. INVALID_VALUE: it is not one between two parts of such memory.
+#[cold]
+#[inline(never)]
+pub(crate) fn at_once(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, per_thread: bool) -> CUresult {
+    let call = if per_thread { functions::cuMemcpyPeer_ptds.get() } else { functions::cuMemcpyPeer.get() };
+    let Some(((into, of), call)) = owners(to, from).zip(call) else { return CUresult::INVALID_VALUE };
+    // SAFETY: the program's own arguments, and the contexts of this memory.
+    unsafe { call(to, into, from, of, bytes) }
+}
+
+/// The same for a copy in a stream's order.
+#[cold]
+#[inline(never)]
+pub(crate) fn in_order(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
+    let call = functions::cuMemcpyPeerAsync.get();
+    let Some(((into, of), call)) = owners(to, from).zip(call) else { return CUresult::INVALID_VALUE };
+    // SAFETY: as above; the stream is the caller's.
+    unsafe { call(to, into, from, of, bytes, stream) }
+}
 
 /// Held while a card gains access: a copy of another thread that needs it as well waits.
 static ORDER: Mutex<()> = Mutex::new(());

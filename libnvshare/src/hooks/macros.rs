@@ -65,10 +65,21 @@ macro_rules! treated {
         }
     };
     (across ($stream:ident) $per_thread:literal $real:ident $arguments:tt) => {
-        once_more!($stream $per_thread, treated!(unchanged () $per_thread $real $arguments))
+        once_more!($stream $per_thread, CUresult::INVALID_VALUE, treated!(unchanged () $per_thread $real $arguments))
     };
-    (across ($stream:ident, prompt $($deed:ident),+) $per_thread:literal $real:ident $arguments:tt) => {
-        once_more!($stream $per_thread, treated!(prompt ($($deed),+) $per_thread $real $arguments))
+    (across (NULL, $to:ident, $from:ident, $bytes:ident, prompt $ordered:ident) $per_thread:literal $real:ident $arguments:tt) => {
+        once_more!(
+            NULL $per_thread,
+            $crate::hooks::copies::at_once($to, $from, $bytes, $per_thread),
+            treated!(prompt ($ordered, $to, $from) $per_thread $real $arguments)
+        )
+    };
+    (across ($stream:ident, $to:ident, $from:ident, $bytes:ident) $per_thread:literal $real:ident $arguments:tt) => {
+        once_more!(
+            $stream $per_thread,
+            $crate::hooks::copies::in_order($to, $from, $bytes, StreamKey::new($stream, $per_thread).handle()),
+            treated!(unchanged () $per_thread $real $arguments)
+        )
     };
     (handled ($handler:path) $per_thread:literal $real:ident ($($arg:ident),*)) => {
         unless_forked!($real ($($arg),*), $handler($real, $($arg),*))
@@ -81,15 +92,19 @@ macro_rules! treated {
     };
 }
 
-/// A copy in a stream, which is made once more if its card has gained access to what it names.
+/// A copy in a stream. If the driver refuses it, it is made in the other way that is given, or once more when the stream's card has
+/// gained access to what it names.
 macro_rules! once_more {
-    ($stream:ident $per_thread:literal, $call:expr) => {
+    ($stream:ident $per_thread:literal, $other_way:expr, $call:expr) => {
         match $call {
-            CUresult::INVALID_VALUE
-                if $crate::hooks::copies::have_access(StreamKey::new($stream, $per_thread).handle()) =>
-            {
-                $call
-            }
+            CUresult::INVALID_VALUE => match $other_way {
+                CUresult::INVALID_VALUE
+                    if $crate::hooks::copies::have_access(StreamKey::new($stream, $per_thread).handle()) =>
+                {
+                    $call
+                }
+                result => result,
+            },
             result => result,
         }
     };

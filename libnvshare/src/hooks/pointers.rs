@@ -33,7 +33,8 @@ pub(crate) fn is_ours(pointer: CUdeviceptr) -> bool {
     allocation_of(pointer).is_some_and(|allocation| is_kind_of_ours(allocation.kind))
 }
 
-fn allocation_of(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
+/// The allocation of ours that a pointer points into.
+pub(super) fn allocation_of(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
     // The driver knows the base of each allocation, but not of memory that is away.
     allocations::mapped_at(pointer)
         .or_else(|| allocations::find(pointer))

@@ -52,6 +52,21 @@ fn copies_without_access_are_made() {
     }
 }
 
+/// Where cards have no way to each other's memory, copies between them are made all the same.
+#[test]
+fn copies_are_made_between_cards_without_a_way() {
+    for (memory, passes) in [("off", true), ("managed", true), ("swap", false)] {
+        let world = World::with_memory(memory, CARDS);
+        let refuses = world.dir().join("refuses");
+        std::fs::write(&refuses, "").expect("a file");
+        let guest = Program::guest(&world, "across", &["cards"]);
+        guest.env("NVSIM_REFUSED_PEERS", &refuses.to_string_lossy()).start().finish().passed();
+        let guest =
+            Program::guest(&world, "across", &[]).env("NVSIM_REFUSED_PEERS", &refuses.to_string_lossy());
+        assert_eq!(guest.start().finish().status.success(), passes, "{memory}");
+    }
+}
+
 #[test]
 fn memory_that_comes_back_is_reached_by_peers() {
     come_back(false).passed();

@@ -33,7 +33,8 @@ static COPIES: Mutex<Vec<(CUdevice, CUdevice)>> = Mutex::new(Vec::new());
 /// The devices that may reach memory of this one, itself first.
 fn reach(device: CUdevice) -> Vec<CUdevice> {
     let mut all = vec![device];
-    let peers = lock(&PEERS).iter().map(|Peers { from, to }| (from.device(), to.device())).collect::<Vec<_>>();
+    let peers =
+        lock(&PEERS).iter().map(|Peers { from, to }| (from.device(), to.device())).collect::<Vec<_>>();
     for (from, _) in peers.iter().chain(lock(&COPIES).iter()).filter(|(_, to)| *to == device) {
         if !all.contains(from) {
             all.push(*from);
