@@ -84,7 +84,14 @@ impl Run {
             Op::CopyOut { region, host, first, bytes, stream, way } => {
                 self.copy_out(region, host, first, bytes, stream, way)?;
             }
-            Op::PeerCopy { to, from, contexts, stream } => self.peer_copy(to, from, contexts, stream)?,
+            Op::PeerCopy { to, from, contexts, stream, names: true } => {
+                self.peer_copy(to, from, contexts, stream)?;
+            }
+            Op::PeerCopy { to, from, stream, names: false, .. } => {
+                let (target, source) = (self.address(to), self.address(from));
+                cu!(d, "cuMemcpyAsync", target => u64, source => u64, to.bytes as usize => usize,
+                    self.stream(stream) => usize)?;
+            }
             Op::PeerAccess { to, opens: true } => {
                 cu!(d, "cuCtxEnablePeerAccess", self.contexts.get(to) => u64, 0 => u32)?;
             }

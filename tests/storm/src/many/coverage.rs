@@ -31,6 +31,7 @@ pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("copied in", ""),
     ("copied out", ""),
     ("copy between devices", "peer and two devices"),
+    ("copy between devices by address", "peer and two devices"),
     ("copy in stream order to the device", ""),
     ("copy in stream order to the host", ""),
     ("copy of rows to the device", "rows"),

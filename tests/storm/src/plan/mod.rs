@@ -338,11 +338,13 @@ pub(crate) enum Op {
         stream: Id,
         way: Way,
     },
+    /// A copy from one context's memory to another's; it names both, or the addresses alone.
     PeerCopy {
         to: Region,
         from: Region,
         contexts: (Id, Id),
         stream: Id,
+        names: bool,
     },
     /// The current context gets access to another device's context, or gives it up.
     PeerAccess {

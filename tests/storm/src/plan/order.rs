@@ -52,7 +52,7 @@ fn named(op: &Op) -> Vec<(Thing, Touch)> {
         Op::CopyIn { region, host, stream, .. } | Op::CopyOut { region, host, stream, .. } => {
             vec![at(region), (Thing::Host(*host), Use), on(*stream)]
         }
-        Op::PeerCopy { to, from, contexts, stream } => {
+        Op::PeerCopy { to, from, contexts, stream, .. } => {
             let both = [contexts.0, contexts.1].map(|context| (Thing::Context(context), Use));
             [vec![at(to), at(from), on(*stream)], both.to_vec()].concat()
         }

@@ -176,14 +176,21 @@ fn peer_copy(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
     c.region(to).pending = Pending::Stream(stream);
     c.apply(to, Effect::Copy(from));
     // The source belongs to another context: the copy is complete before the next step there.
-    if c.contexts[&context].device != c.contexts[&of].device {
+    let is_between = c.contexts[&context].device != c.contexts[&of].device;
+    if is_between {
         c.count("copy between devices");
+    }
+    // The driver knows the owners of such memory alone.
+    let is_known = |region: Region| matches!(c.buffers[&region.buffer].door, Door::Plain | Door::Pitch);
+    let names = !is_known(to) || !is_known(from) || rng.percent(50);
+    if is_between && !names {
+        c.count("copy between devices by address");
     }
     let reads = [Thing::Buffer(to.buffer), Thing::Buffer(from.buffer), Thing::Context(of)];
     let writes = [Thing::Stream(stream), to.thing(), from.thing()];
     let flags = [flag::UNSAFE, flag::DISTURB, flag::LEGACY];
     let by = c.hand(stream, thread);
-    let op = Op::PeerCopy { to, from, contexts: (context, of), stream };
+    let op = Op::PeerCopy { to, from, contexts: (context, of), stream, names };
     c.emit(by, Some(context), op, &reads, &writes, &flags);
     if rng.percent(60) {
         peer_kernels(c, rng, thread, context, from);
