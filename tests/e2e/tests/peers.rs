@@ -1,6 +1,6 @@
 //! Peer access: kernels of one card reach what the program has on another by `cuMemAlloc`, however that memory is kept.
 
-use nvshare_harness::{Finished, PlayedScheduler, Program, World, wait_until};
+use nvshare_harness::{Finished, PlayedScheduler, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::units::{GIB, MIB};
 use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage};
 
@@ -64,6 +64,34 @@ fn copies_are_made_between_cards_without_a_way() {
         let guest =
             Program::guest(&world, "across", &[]).env("NVSIM_REFUSED_PEERS", &refuses.to_string_lossy());
         assert_eq!(guest.start().finish().status.success(), passes, "{memory}");
+    }
+}
+
+/// A card's kernels run only while the memory of all of the program's cards is there, though each card has another program of its own.
+#[test]
+fn rings_take_turns_with_programs_of_each_card() {
+    for (memory, cards) in [("managed", 2), ("swap", 2), ("swap", 3)] {
+        let gpus = cards.to_string();
+        let settings = [CARDS[0], CARDS[1], ("NVSIM_GPUS", gpus.as_str())];
+        let world = World::with_memory(memory, &settings);
+        let _scheduler = Scheduler::start(&world, &["--gpu-memory", "128MiB", "--tq", "0.1"]);
+        let rings =
+            ["a", "b"].map(|_| Program::guest(&world, "ring", &[]).env("GPUS", &gpus).until_told().start());
+        let arguments = "--memory 96MiB --block 16MiB --kernel-us 2000 --full-check";
+        let others: Vec<Running> = (0..cards)
+            .map(|card| {
+                let other = Program::workload(&world, &format!("of-{card}"), arguments);
+                other.env("CUDA_VISIBLE_DEVICES", &card.to_string()).until_told().start()
+            })
+            .collect();
+        let all: Vec<&Running> = rings.iter().chain(&others).collect();
+        Scheduler::until_turns(&world, &all, 8);
+        world.stop();
+        rings.map(Running::finish).iter().for_each(|ring| _ = ring.passed());
+        others.into_iter().map(Running::finish).for_each(|other| _ = other.intact());
+        if memory == "swap" {
+            world.moved_when_told();
+        }
     }
 }
 
