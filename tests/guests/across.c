@@ -26,9 +26,10 @@ int main(int count, char **arguments) {
         CHECK(FN(cuCtxSetCurrent)(other));
         uint64_t there = alloc(4 * words), too = alloc(4 * words);
         CHECK(FN(cuCtxSetCurrent)(context));
-        uint64_t here = alloc(4 * words);
         fill(other, there, words, round + 1);
+        /* At first the program has nothing on this card. */
         holds_there(elsewhere, there, 4 * words, round + 1);
+        uint64_t here = alloc(4 * words);
         CHECK(FN(cuMemcpyDtoD_v2)(here, there, 4 * words));
         holds_in_each_word(here, 4 * words, round + 1);
         fill(context, here, words, round + 2);

@@ -22,6 +22,11 @@ use crate::process::lifecycle;
 use crate::process::lock::lock;
 use crate::work::{callbacks, contexts};
 
+/// Whether the process has several cards. The copy may be the first that the program does with one of them.
+fn are_several() -> bool {
+    devices::all().nth(1).is_some() && !lifecycle::is_forked()
+}
+
 /// The context with which memory of `cuMemAlloc` ends, if the library maps it.
 fn owner(address: CUdeviceptr) -> Option<CUcontext> {
     let allocation = pointers::allocation_of(address).filter(|found| found.kind == Kind::Mapped)?;
@@ -29,9 +34,9 @@ fn owner(address: CUdeviceptr) -> Option<CUcontext> {
     (!is_programs).then(|| allocation.context.handle())
 }
 
-/// The owners of both ends of a copy, if the program uses several cards.
+/// The owners of both ends of a copy.
 fn owners(to: CUdeviceptr, from: CUdeviceptr) -> Option<(CUcontext, CUcontext)> {
-    if devices::used().nth(1).is_none() || lifecycle::is_forked() {
+    if !are_several() {
         return None;
     }
     owner(to).zip(owner(from))
@@ -65,7 +70,7 @@ static ORDER: Mutex<()> = Mutex::new(());
 #[cold]
 #[inline(never)]
 pub(crate) fn have_access(stream: CUstream) -> bool {
-    if devices::used().nth(1).is_none() || lifecycle::is_forked() || callbacks::are_running() {
+    if !are_several() || callbacks::are_running() {
         return false;
     }
     let Some(from) = driver::context_of(stream).ok().and_then(contexts::find) else { return false };
