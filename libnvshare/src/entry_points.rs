@@ -21,8 +21,8 @@
 //! - **prompt**: the same. The driver returns from the function before its work is done, but not for managed memory. So if
 //!   the pointers named allow it ([`are_prompt`](crate::hooks::pointers::are_prompt)), the hook calls the stream-ordered
 //!   function on the same default stream.
-//! - **across**: unchanged, or prompt. If the driver refuses a copy in the stream, since the library maps memory that is another
-//!   card's, the copy is made in another way ([`copies`](crate::hooks::copies)).
+//! - **across**: unchanged, or prompt. The driver refuses some copies because the library maps memory that is another card's.
+//!   These are made in another way ([`copies`](crate::hooks::copies)).
 //! - **handled**: the hook passes its arguments and the real function to a handler.
 //! - **of_stream**: the same; the handler is told whether a null stream is the thread's own.
 //! - **looked_up**: the same as handled; the handler gets the table of hooks too.

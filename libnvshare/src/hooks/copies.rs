@@ -1,8 +1,8 @@
 //! Copies that the driver refuses because the library maps the memory.
 //!
 //! The driver copies memory of `cuMemAlloc` from card to card, and between the host and a card whose context is not current, without
-//! peer access. Of mapped memory it refuses each copy by a card without access, but for those that name both contexts: it answers
-//! INVALID_VALUE before anything is done (measured on two H200s). So a copy of bytes from device memory to device memory names
+//! peer access. Copies of mapped memory by a card without access are refused, but for those that name both contexts. The answer is
+//! INVALID_VALUE, before anything is done (measured on two H200s). So a copy of bytes from device memory to device memory names
 //! the contexts then. For other copies, such as those of the host, the card gains access, and the hook calls again. A card keeps
 //! it, and its kernels reach the memory as well; natively they would have to be given access. Cards without a way to each other's
 //! memory cannot gain it, and the driver's answer stands.

@@ -92,8 +92,8 @@ macro_rules! treated {
     };
 }
 
-/// A copy in a stream. If the driver refuses it, it is made in the other way that is given, or once more when the stream's card has
-/// gained access to what it names.
+/// A copy in a stream. If the driver refuses it, it is made in the other way that is given. If there is none, it is made once more
+/// when the stream's card has gained access to what it names.
 macro_rules! once_more {
     ($stream:ident $per_thread:literal, $other_way:expr, $call:expr) => {
         match $call {
