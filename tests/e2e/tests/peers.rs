@@ -67,6 +67,22 @@ fn copies_are_made_between_cards_without_a_way() {
     }
 }
 
+/// A kernel waits for the lock of the card whose memory it reaches, though nothing runs there.
+#[test]
+fn a_program_asks_for_the_cards_that_its_memory_is_on() {
+    for memory in ["managed", "swap"] {
+        let world = World::with_memory(memory, CARDS);
+        let listener = PlayedScheduler::listen(&world);
+        let guest = Program::guest(&world, "reaches", &[]).start();
+        let (mut scheduler, usage) = PlayedScheduler::accept(&listener);
+        let mut gpus: Vec<GpuUuid> = usage.iter().map(|usage| usage.gpu).collect();
+        scheduler.until(|message| asks_for(message, &mut gpus));
+        assert_eq!(gpus.len(), 2, "{memory}");
+        scheduler.say(&[SchedulerMessage::SchedOff]);
+        guest.finish().passed();
+    }
+}
+
 /// A card's kernels run only while the memory of all of the program's cards is there, though each card has another program of its own.
 #[test]
 fn rings_take_turns_with_programs_of_each_card() {
