@@ -19,6 +19,9 @@ pub(crate) struct Config {
     pub(crate) visible: Vec<usize>,
     /// Bytes of each card.
     pub(crate) memory: u64,
+    /// Bytes of its card that a context takes, and a module.
+    pub(crate) context: u64,
+    pub(crate) module: u64,
     /// A block of 2 MiB is this many times smaller in the stores.
     pub(crate) scale: u64,
     /// Bytes per second of a bulk copy to the card, and from it.
@@ -110,7 +113,7 @@ impl Config {
     }
 
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
-    /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
+    /// `NVSIM_CONTEXT`, `NVSIM_MODULE` (bytes), `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD` (a kind of calls, and a file: `out:/tmp/held`),
     /// `NVSIM_REFUSED_PEERS` and `NVSIM_LOST` (files),
     /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
@@ -123,8 +126,10 @@ impl Config {
                 .filter(|n| *n > 0.0)
                 .unwrap_or(default)
         };
-        let most =
-            |name: &str| env::var(name).ok().and_then(|text| parse_bytes(&text).ok()).unwrap_or(u64::MAX);
+        let bytes = |name: &str, default: u64| {
+            env::var(name).ok().and_then(|text| parse_bytes(&text).ok()).unwrap_or(default)
+        };
+        let most = |name: &str| bytes(name, u64::MAX);
         let gpus = number("NVSIM_GPUS", 1.0) as u32;
         let visible = env::var("CUDA_VISIBLE_DEVICES").map_or_else(
             |_| (0..gpus as usize).collect(),
@@ -138,10 +143,9 @@ impl Config {
             dir: env::var_os("NVSIM_DIR").map_or_else(|| env::temp_dir().join("nvsim"), PathBuf::from),
             gpus,
             visible,
-            memory: env::var("NVSIM_MEMORY")
-                .ok()
-                .and_then(|text| parse_bytes(&text).ok())
-                .unwrap_or(16 * GIB),
+            memory: bytes("NVSIM_MEMORY", 16 * GIB),
+            context: bytes("NVSIM_CONTEXT", 0),
+            module: bytes("NVSIM_MODULE", 0),
             scale: (number("NVSIM_SCALE", 64.0) as u64).clamp(1, 512).next_power_of_two(),
             to_device: number("NVSIM_TO_DEVICE", 12.0) * 1e9,
             to_host: number("NVSIM_TO_HOST", 6.0) * 1e9,

@@ -8,6 +8,7 @@ use crate::objects::Context;
 use crate::process::{self, Bound, Failure, INVALID_CONTEXT, INVALID_VALUE, Process};
 use crate::stream::Point;
 use crate::tables::{Primary, Tables};
+use crate::world::Sort;
 
 impl Tables {
     /// Adds a context under a handle of its own. Returns the handle.
@@ -30,8 +31,14 @@ impl Process {
         let began = primary.context.is_none();
         let context = primary.context.get_or_insert_with(|| Context::new(handle, gpu, None));
         let legacy = Arc::clone(&context.legacy);
+        let id = context.id;
         if began {
             tables.meet(&legacy);
+            drop(tables);
+            if let Err(failure) = self.occupy(gpu, self.world.config().context, id) {
+                self.release_primary(device)?;
+                return Err(failure);
+            }
         }
         Ok(handle)
     }
@@ -80,6 +87,14 @@ impl Process {
         Ok(())
     }
 
+    /// A context, or a module in it, takes memory of its card, as long as it lives. Returns where; `None`: it takes none.
+    pub(crate) fn occupy(&self, gpu: usize, bytes: u64, context: u64) -> Result<Option<u64>, Failure> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        self.allocate_on(gpu, bytes, Sort::Plain, Some(context)).map(Some)
+    }
+
     fn give_all_back(&self, gone: &[Arc<Allocation>]) {
         gone.iter().for_each(|allocation| self.give_back(allocation));
     }
@@ -88,7 +103,13 @@ impl Process {
         let gpu = self.gpu_of(device)?;
         let mut tables = self.tables();
         let handle = tables.add_context(gpu, None)?;
-        process::push(tables.bind(handle)?);
+        let bound = tables.bind(handle)?;
+        drop(tables);
+        if let Err(failure) = self.occupy(gpu, self.world.config().context, bound.context) {
+            self.end_own(handle)?;
+            return Err(failure);
+        }
+        process::push(bound);
         Ok(handle)
     }
 

@@ -8,8 +8,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::checkpoint;
 use crate::config::Config;
-use crate::exit::{self, Call};
+use crate::exit;
 use crate::process::{self, Failure, INVALID_CONTEXT, INVALID_HANDLE, NOT_PERMITTED};
 
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
@@ -34,14 +35,23 @@ pub(crate) fn reuses() -> bool {
     REUSES.load(Ordering::Relaxed)
 }
 
+/// A call that is under way, as those see it who wait for it.
+#[derive(Debug)]
+pub(crate) struct Call {
+    _at_exit: exit::Call,
+    _at_checkpoint: checkpoint::Call,
+}
+
 /// An entry point is called. An error: it may not be called from here, or not any more, or its card is lost.
 pub(crate) fn enter(call: &'static str) -> Result<Call, Failure> {
     CALL.with(|current| current.set(call));
     if IN_HOST_FUNCTION.with(Cell::get) {
         return Err(NOT_PERMITTED);
     }
-    let began = exit::hold_off(call)?;
-    process::look_at_card(call).map(|()| began)
+    let at_checkpoint = checkpoint::begin(call)?;
+    let at_exit = exit::hold_off(call)?;
+    process::look_at_card(call)?;
+    Ok(Call { _at_exit: at_exit, _at_checkpoint: at_checkpoint })
 }
 
 /// Runs a function of the host, from which the driver may not be called.

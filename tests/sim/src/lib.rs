@@ -14,6 +14,7 @@
 
 mod api;
 mod capture;
+mod checkpoint;
 mod config;
 mod content;
 mod contexts;

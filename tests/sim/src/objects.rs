@@ -119,6 +119,8 @@ pub(crate) struct Module {
     pub(crate) family: u64,
     /// The names of the kernels in the module.
     pub(crate) entries: Vec<String>,
+    /// Where the memory is that the module takes of its card.
+    pub(crate) memory: Option<u64>,
 }
 
 #[derive(Debug)]

@@ -67,6 +67,11 @@ impl Ordered {
         self.freed.contains_key(&base)
     }
 
+    /// Memory that is freed and kept.
+    pub(crate) fn idle(&self) -> impl Iterator<Item = &Arc<Allocation>> {
+        self.idle.iter().map(|(_, allocation)| allocation)
+    }
+
     /// Whether a graph will have memory at an address when it runs.
     pub(crate) fn is_of_graph(&self, address: u64, bytes: u64) -> bool {
         let before = self.nodes.range(..=address).next_back();

@@ -23,6 +23,7 @@ pub(crate) const INVALID_DEVICE: i32 = 101;
 pub(crate) const INVALID_CONTEXT: i32 = 201;
 pub(crate) const ECC_UNCORRECTABLE: i32 = 214;
 pub(crate) const PEER_UNSUPPORTED: i32 = 217;
+pub(crate) const OPERATING_SYSTEM: i32 = 304;
 pub(crate) const ILLEGAL_STATE: i32 = 401;
 pub(crate) const JIT_DISABLED: i32 = 223;
 pub(crate) const INVALID_HANDLE: i32 = 400;
@@ -46,6 +47,7 @@ pub(crate) const CAPTURE_IMPLICIT: i32 = 906;
 pub(crate) const CAPTURED_EVENT: i32 = 907;
 pub(crate) const CAPTURE_WRONG_THREAD: i32 = 908;
 pub(crate) const GRAPH_UPDATE_FAILURE: i32 = 910;
+pub(crate) const UNKNOWN: i32 = 999;
 
 /// Why a call fails.
 pub(crate) type Failure = i32;
@@ -162,7 +164,9 @@ pub(crate) fn look_at_card(call: &str) -> Result<(), Failure> {
     {
         return Ok(());
     }
-    p.current_gpu().map_or(Ok(()), |gpu| p.lives(gpu, call))
+    // A process is taken off all cards by a thread of any context.
+    let gpu = if call.starts_with("cuCheckpoint") { Ok(0) } else { p.current_gpu() };
+    gpu.map_or(Ok(()), |gpu| p.lives(gpu, call))
 }
 
 /// The number of the calling thread, which is never used again.

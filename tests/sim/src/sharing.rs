@@ -24,12 +24,19 @@ pub(crate) struct Shared {
     opened: HashMap<u64, (u64, u32)>,
     /// By number: the handle of physical memory.
     imported: HashMap<u64, u64>,
+    /// The process has made or opened a handle of CUDA IPC.
+    has_ipc: bool,
 }
 
 impl Shared {
     /// Whether an address, or a handle of physical memory, is of another process.
     pub(crate) fn is_of_another(&self, base: u64) -> bool {
         self.opened.values().any(|(at, _)| *at == base) || self.imported.values().any(|at| *at == base)
+    }
+
+    /// Whether the process has made or opened a handle of CUDA IPC.
+    pub(crate) fn has_ipc(&self) -> bool {
+        self.has_ipc
     }
 
     /// Physical memory has ended here.
@@ -63,6 +70,7 @@ impl Process {
         if found.allocation.managed || is_mapped || self.tables().shared.is_of_another(base) {
             return Err(INVALID_VALUE);
         }
+        self.tables().shared.has_ipc = true;
         let mut handle = [0; 64];
         handle.iter_mut().zip(bytes(self.name_of(&found.allocation))).for_each(|(place, byte)| *place = byte);
         Ok(handle)
@@ -92,7 +100,9 @@ impl Process {
         // A handle of memory that is freed, and one of a process that is gone, are refused differently (measured on an H200).
         let is_there = u32::try_from(maker).is_ok_and(is_alive);
         let base = self.take_in(gpu, number).map_err(|error| if is_there { INVALID_VALUE } else { error })?;
-        self.tables().shared.opened.insert(number, (base, 1));
+        let shared = &mut self.tables().shared;
+        shared.opened.insert(number, (base, 1));
+        shared.has_ipc = true;
         Ok(base)
     }
 

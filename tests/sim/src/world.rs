@@ -4,6 +4,7 @@
 //! never touched; a kernel reaches the card's store alone. Moving a block copies its bytes and overwrites the bytes that it
 //! leaves, so that data read from the wrong store is wrong.
 
+mod checkpoint;
 mod kernels;
 mod leaving;
 mod owners;

@@ -8,6 +8,9 @@ use nvshare_harness::{Program, World, guest};
 /// A rule of a program, with settings of the simulator.
 fn holds(program: &str, rule: &str, settings: &[(&str, &str)]) {
     let mut all = vec![("NVSIM_MEMORY", "256MiB"), ("NVSIM_SCALE", "64"), ("NVSIM_GPUS", "2")];
+    if program == "rules_checkpoint" {
+        all.extend([("NVSIM_CONTEXT", "32MiB"), ("NVSIM_MODULE", "4MiB")]);
+    }
     all.extend(settings);
     let world = World::simulated(&all);
     let mut command = Command::new(guest(program, false));
@@ -45,6 +48,18 @@ rules! { handles:
 rules! { exit:
     handlers_before_the_driver_s_own_may_call_it
     a_move_under_way_stops
+}
+
+rules! { checkpoint:
+    a_process_goes_and_comes_back
+    a_lock_waits_for_work
+    calls_of_a_locked_process
+    calls_of_a_process_that_is_away
+    what_is_refused
+    memory_of_a_descriptor_stays
+    a_restore_without_room
+    the_order_of_the_calls
+    a_process_ends_while_it_is_away
 }
 
 rules! { order:

@@ -7,6 +7,7 @@
 #![allow(non_snake_case, reason = "the driver's own names")]
 #![allow(clippy::missing_safety_doc, reason = "each is the driver's function of that name")]
 
+mod checkpoint;
 mod contexts;
 mod copies;
 mod devices;
@@ -87,7 +88,8 @@ use {api, twins};
 
 /// Every entry point by its exported name.
 pub(crate) fn names() -> impl Iterator<Item = &'static (&'static str, Address)> {
-    let tables: [&[(&str, Address)]; 20] = [
+    let tables: [&[(&str, Address)]; 21] = [
+        checkpoint::NAMES,
         contexts::NAMES,
         copies::NAMES,
         copies::TWINS,

@@ -28,8 +28,11 @@ api! {
     fn cuModuleLoadDataEx(place: *mut usize, image: *const c_char, _count: c_uint, _options: *mut c_int, _values: *mut *mut c_void) { unsafe { give_new(place, || load(image)) } }
     fn cuModuleUnload(module: usize) { status(process::get().and_then(|p| {
         let mut tables = p.tables();
-        let id = tables.modules.end(module)?.id;
-        tables.functions.end_those(|function| function.module == id);
+        let module = tables.modules.end(module)?;
+        tables.functions.end_those(|function| function.module == module.id);
+        let memory = module.memory.and_then(|base| tables.memory.remove(&base));
+        drop(tables);
+        memory.iter().for_each(|allocation| p.give_back(allocation));
         Ok(())
     })) }
     fn cuModuleGetFunction(place: *mut usize, module: usize, name: *const c_char) {
@@ -77,10 +80,13 @@ fn load(image: *const c_char) -> Result<usize, Failure> {
         return Err(JIT_DISABLED);
     }
     drop(p.creation());
-    let mut tables = p.tables();
+    let tables = p.tables();
     let context = tables.current()?;
-    let module = Module { id: unique(), context: context.id, family: context.family, entries };
-    Ok(tables.modules.add(module))
+    let (gpu, context, family) = (context.gpu, context.id, context.family);
+    drop(tables);
+    let memory = p.occupy(gpu, p.world.config().module, context)?;
+    let module = Module { id: unique(), context, family, entries, memory };
+    Ok(p.tables().modules.add(module))
 }
 
 /// # Safety
