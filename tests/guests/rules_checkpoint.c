@@ -155,10 +155,11 @@ static void stops_while_away(int which) {
     if (which == 0) FN(cuCtxSynchronize)();
     if (which == 1) FN(cuStreamQuery)(stream_);
     if (which == 2) FN(cuEventQuery)(event_);
+    if (which == 3) FN(cuStreamSynchronize)(stream_);
 }
 static void calls_of_a_process_that_is_away(void) {
-    static const char *const names[] = {"cuCtxSynchronize", "cuStreamQuery", "cuEventQuery"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const names[] = {"cuCtxSynchronize", "cuStreamQuery", "cuEventQuery", "cuStreamSynchronize"};
+    for (int i = 0; i < 4; i++) {
         char said[500];
         int status = in_process(stops_while_away, i, said, sizeof said);
         EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);

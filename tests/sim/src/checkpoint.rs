@@ -2,7 +2,7 @@
 //! driver's checkpoint within a program" in `docs/internals/benchmarks-history.md`).
 //!
 //! A lock waits for the work that runs, and for functions of the host; then calls that use a card wait for the unlock. A checkpoint
-//! takes what the process has on the cards to its own memory. While it is away, some calls wait, some answer, some fail, and three
+//! takes what the process has on the cards to its own memory. While it is away, some calls wait, some answer, some fail, and four
 //! end the process. Memory that another process got by a descriptor stays. Managed memory, and memory of CUDA IPC, are refused.
 //! A restore that finds too little memory cannot be repeated: the process is lost, and each call says so.
 //!
@@ -89,9 +89,9 @@ fn manner(call: &str) -> Manner {
         "cuStreamCreate",
         "cuStreamWaitEvent",
     ];
-    const STOP: [&str; 4] = ["cuCtxSynchronize", "cuStreamQuery", "cuStreamQuery_ptsz", "cuEventQuery"];
+    const STOP: [&str; 4] = ["cuCtxSynchronize", "cuStreamSynchronize", "cuStreamQuery", "cuEventQuery"];
     let is_about = |part: &str| call.contains(part);
-    if STOP.contains(&call) {
+    if STOP.contains(&call.trim_end_matches("_ptsz")) {
         Manner::Stops
     } else if WAIT.iter().any(|prefix| call.starts_with(prefix)) {
         Manner::Waits
