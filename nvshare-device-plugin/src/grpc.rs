@@ -21,7 +21,7 @@ use tonic_prost::ProstCodec;
 use tower::service_fn;
 
 /// The largest answer that is read, in bytes: the kubelet's list of a large node's pods.
-const LONGEST: usize = 16 << 20;
+const MAX_MESSAGE: usize = 16 << 20;
 
 /// A call, as it comes from a socket.
 pub type Call = http::Request<Incoming>;
@@ -63,7 +63,7 @@ impl Client {
         let service = service_fn(move |request| send.clone().send_request(request));
         // Servers look at the name; a socket has none.
         tonic::client::Grpc::with_origin(service, Uri::from_static("http://localhost"))
-            .max_decoding_message_size(LONGEST)
+            .max_decoding_message_size(MAX_MESSAGE)
     }
 
     /// Makes a call that has one answer.

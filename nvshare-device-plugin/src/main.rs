@@ -14,7 +14,7 @@ use tracing_subscriber::fmt;
 use tracing_subscriber::prelude::*;
 
 /// Threads that wait for the scheduler and the disk.
-const MOST_WAITING: usize = 8;
+const MAX_WAITING: usize = 8;
 
 fn main() -> ExitCode {
     let options = Options::parse();
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     let heard = Targets::new().with_default(Level::INFO).with_target("kube_client", LevelFilter::OFF);
     let lines = fmt::layer().with_target(false).with_ansi(io::stderr().is_terminal()).with_writer(io::stderr);
     tracing_subscriber::registry().with(lines.with_filter(heard)).init();
-    let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(MOST_WAITING).build();
+    let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(MAX_WAITING).build();
     let ended = runtime.map_err(|error| error.to_string()).and_then(|runtime| {
         let ended = runtime.block_on(until_told(options));
         // A scheduler that does not answer is not waited for.

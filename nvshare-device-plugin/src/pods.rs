@@ -28,7 +28,7 @@ const SETTLE: Duration = Duration::from_millis(300);
 /// A kubelet is asked anew after this long without an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most seats in a message: names of pods are long, and a message is 64 KiB at most.
-const MOST: usize = 100;
+const MAX_PODS_NAMED: usize = 100;
 
 static NO_PODS: Seldom = Seldom::new(|text| info!("{text}"));
 static NOT_TOLD: Seldom = Seldom::new(|text| warn!("{text}"));
@@ -259,7 +259,7 @@ async fn send(host: &Arc<Host>, changes: Vec<Change>) -> Result<(), String> {
     let host = Arc::clone(host);
     let send = move || {
         changes
-            .chunks(MOST)
+            .chunks(MAX_PODS_NAMED)
             .try_for_each(|some| host.scheduler.change(AdminRequest::HoldSeats(some.to_vec())).map(drop))
     };
     let sent = spawn_blocking(send).await.map_err(|error| error.to_string())?;

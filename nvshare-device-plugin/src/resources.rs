@@ -12,9 +12,9 @@ use crate::options::{Api, Options};
 use crate::records::Record;
 
 /// Most slots of a resource on a GPU.
-pub const MOST_SLOTS: u32 = 1000;
+pub const MAX_SLOTS: u32 = 1000;
 /// Longest name of a further row, in bytes. The path of its socket, and Kubernetes' name of the resource, are longer.
-const LONGEST_NAME: usize = 30;
+const MAX_NAME: usize = 30;
 /// The keys of a further row.
 const KEYS: &str = "slots, memory, compute, weight, priority";
 
@@ -33,7 +33,7 @@ impl FromStr for Also {
         let (name, values) = text.split_once('=').ok_or("it says nothing; accepted: NAME=KEY=VALUE,…")?;
         if !is_name(name) {
             return Err(format!(
-                "{name:?} is no name of a resource; accepted: 1 to {LONGEST_NAME} small letters, digits and hyphens, \
+                "{name:?} is no name of a resource; accepted: 1 to {MAX_NAME} small letters, digits and hyphens, \
                  with a letter or digit at both ends"
             ));
         }
@@ -73,15 +73,15 @@ impl Also {
 /// Reads a number of slots.
 ///
 /// # Errors
-/// It is none from 1 to [`MOST_SLOTS`].
+/// It is none from 1 to [`MAX_SLOTS`].
 pub fn slots(text: &str) -> Result<u32, String> {
-    let slots = text.parse().ok().filter(|slots| (1..=MOST_SLOTS).contains(slots));
-    slots.ok_or_else(|| format!("{text:?} is no number of slots; accepted: 1 to {MOST_SLOTS}"))
+    let slots = text.parse().ok().filter(|slots| (1..=MAX_SLOTS).contains(slots));
+    slots.ok_or_else(|| format!("{text:?} is no number of slots; accepted: 1 to {MAX_SLOTS}"))
 }
 
 fn is_name(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    (1..=LONGEST_NAME).contains(&text.len())
+    (1..=MAX_NAME).contains(&text.len())
         && text.bytes().all(|byte| is_inner(byte) || byte == b'-')
         && [text.bytes().next(), text.bytes().last()].into_iter().flatten().all(is_inner)
 }
@@ -184,7 +184,7 @@ impl Resource {
     /// Whether these are slots of this row, offered or not.
     #[must_use]
     pub fn has(&self, slots: &[Slot]) -> bool {
-        slots.iter().all(|slot| slot.number / MOST_SLOTS * MOST_SLOTS == self.numbers.0)
+        slots.iter().all(|slot| slot.number / MAX_SLOTS * MAX_SLOTS == self.numbers.0)
     }
 
     /// The record of a seat that has slots of this row.
@@ -194,7 +194,7 @@ impl Resource {
     }
 }
 
-/// The first of the numbers that the slots of a resource have in seats. It is a multiple of [`MOST_SLOTS`], so the kubelet's number stands in
+/// The first of the numbers that the slots of a resource have in seats. It is a multiple of [`MAX_SLOTS`], so the kubelet's number stands in
 /// the last three digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Numbers(u32);
@@ -205,9 +205,9 @@ impl Numbers {
 
     /// Of a further row.
     fn of(name: &str) -> Self {
-        let others = u64::from(u32::MAX / MOST_SLOTS - 1);
+        let others = u64::from(u32::MAX / MAX_SLOTS - 1);
         let place = u32::try_from(stable_hash(name) % others).unwrap_or_default();
-        Self((1 + place) * MOST_SLOTS)
+        Self((1 + place) * MAX_SLOTS)
     }
 
     /// Of a resource that is called so. None: it is not ours. A row that is offered no more is: pods may have slots of it still.

@@ -3,7 +3,7 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The largest number of clients, whatever the system allows.
-const MOST_CLIENTS: usize = 4096;
+const MAX_CLIENTS: usize = 4096;
 /// Descriptors of a client: its connection, its process, and its tenant's page.
 const PER_CLIENT: usize = 3;
 /// Descriptors for all other purposes.
@@ -14,7 +14,7 @@ const SEGMENTS_DIVISOR: usize = 4;
 /// One of this many parts of all descriptors is for sockets of seats.
 const SEATS_DIVISOR: usize = 16;
 /// The largest number of seats, whatever the system allows.
-pub(crate) const MOST_SEATS: usize = 4096;
+pub(crate) const MAX_SEATS: usize = 4096;
 
 /// The uses of the process's descriptors that grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(crate) fn most_seats() -> usize {
 }
 
 fn seats(descriptors: usize) -> usize {
-    (descriptors / SEATS_DIVISOR).clamp(1, MOST_SEATS)
+    (descriptors / SEATS_DIVISOR).clamp(1, MAX_SEATS)
 }
 
 /// How many descriptors the process may have.
@@ -51,7 +51,7 @@ fn divide(descriptors: usize, has_segments: bool) -> Places {
     let descriptors = descriptors.saturating_sub(RESERVED);
     let segments = if has_segments { (descriptors / SEGMENTS_DIVISOR).max(1) } else { 0 };
     let clients = descriptors.saturating_sub(segments).saturating_sub(seats(descriptors)) / PER_CLIENT;
-    Places { clients: clients.clamp(1, MOST_CLIENTS), segments }
+    Places { clients: clients.clamp(1, MAX_CLIENTS), segments }
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use nvshare_core::Config;
 use nvshare_proto::codec::{decode, encode};
 use nvshare_proto::units::MIB;
 use nvshare_proto::{
-    ClientMessage, GpuUuid, HostSegment, MOST_SEGMENTS, Register, Reply, Request, SchedulerMessage, Usage,
+    ClientMessage, GpuUuid, HostSegment, MAX_SEGMENTS, Register, Reply, Request, SchedulerMessage, Usage,
 };
 use nvshare_scheduler::host_memory::Budget;
 use rustix::fs::{SealFlags, fcntl_add_seals, fstat};
@@ -93,7 +93,7 @@ impl Client {
                 }
             }
             let mut bytes = [0; 512];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SEGMENTS))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SEGMENTS))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut parts = [IoSliceMut::new(&mut bytes)];
             let read = recvmsg(&self.stream, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();

@@ -126,7 +126,7 @@ pub fn complaint(name: &str) -> Option<String> {
     }
     let nearest = KNOWN.iter().map(|known| (distance(name, known), known)).min()?;
     Some(match nearest {
-        (letters, known) if letters <= MOST_MISTYPED.min(rest.len() / 2) => {
+        (letters, known) if letters <= MAX_MISTYPED.min(rest.len() / 2) => {
             format!("{name} is not a variable of nvshare and has no effect; did you mean {known}?")
         }
         _ => format!("{name} is not a variable of nvshare and has no effect"),
@@ -134,7 +134,7 @@ pub fn complaint(name: &str) -> Option<String> {
 }
 
 /// Letters that a mistyped name may differ by, unless it is shorter than twice that.
-const MOST_MISTYPED: usize = 7;
+const MAX_MISTYPED: usize = 7;
 
 /// Whether a name is another, or that with `_` and a device's index behind it.
 fn is_indexed(name: &str, of: &str) -> bool {

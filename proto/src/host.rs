@@ -7,7 +7,7 @@ use crate::units::MIB;
 /// The largest size of a segment of the host's memory, in bytes. A program that exits waits for one to be page-locked.
 pub const SEGMENT: u64 = 256 * MIB;
 /// The largest number of segments in one frame. A process takes no more descriptors at a time.
-pub const MOST_SEGMENTS: usize = 4;
+pub const MAX_SEGMENTS: usize = 4;
 
 /// The host memory that a scheduler hands out, as `status` shows it, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -21,7 +21,7 @@ pub mod units;
 mod watch;
 
 pub use gpu::{GpuUuid, ParseGpuUuidError};
-pub use host::{HostSegment, HostStatus, MOST_SEGMENTS, SEGMENT};
+pub use host::{HostSegment, HostStatus, MAX_SEGMENTS, SEGMENT};
 pub use message::{
     AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, Hold, MemoryMode, NO_PLACE,
     OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request, SchedulerMessage, Usage, VERSION,
@@ -30,8 +30,8 @@ pub use message::{
 pub use repeated::{LeftOut, Repeated, SILENCE, Seldom};
 pub use seat::{Holder, ParseSeatNameError, ParseSlotError, Seat, SeatName, SeatStatus, Slot, stable_hash};
 pub use share::{
-    Asked, ComputeLimit, Enforcement, GangName, Given, LONGEST_GANG, MOST_MEMBERS, MOST_WEIGHT, Priority,
-    ShareStatus, USUAL_WEIGHT,
+    Asked, ComputeLimit, DEFAULT_WEIGHT, Enforcement, GangName, Given, MAX_GANG_MEMBERS, MAX_GANG_NAME,
+    MAX_WEIGHT, Priority, ShareStatus,
 };
 pub use status::{
     ClientMemory, ClientState, ClientStatus, GpuStatus, MemoryStatus, Others, ProcessInfo, SchedulerStatus,

@@ -318,7 +318,7 @@ pub enum SchedulerMessage {
         /// Connects the answer with the question.
         ticket: u64,
     },
-    /// The answer to [`ClientMessage::HostWanted`]: segments of the host's memory, at most [`MOST_SEGMENTS`](crate::MOST_SEGMENTS). Their descriptors come
+    /// The answer to [`ClientMessage::HostWanted`]: segments of the host's memory, at most [`MAX_SEGMENTS`](crate::MAX_SEGMENTS). Their descriptors come
     /// with this frame, in the same order.
     HostMemory {
         /// Whether the scheduler hands out memory of the host at all.

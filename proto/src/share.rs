@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 use crate::GpuUuid;
 
 /// The weight of a process for which none is set.
-pub const USUAL_WEIGHT: u32 = 100;
+pub const DEFAULT_WEIGHT: u32 = 100;
 /// The largest weight. The smallest is 1.
-pub const MOST_WEIGHT: u32 = 10_000;
+pub const MAX_WEIGHT: u32 = 10_000;
 /// Longest name of a gang, in bytes.
-pub const LONGEST_GANG: usize = 128;
+pub const MAX_GANG_NAME: usize = 128;
 /// The largest number of processes of a gang.
-pub const MOST_MEMBERS: u32 = 64;
+pub const MAX_GANG_MEMBERS: u32 = 64;
 
 /// The priority of a client. Each step multiplies its weight by 8 or divides it by 8, so its turns come sooner or
 /// later and nobody starves.

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::{Enforcement, GangName, LONGEST_GANG, MOST_MEMBERS, MOST_WEIGHT, Priority, QuantumRule};
+use crate::{Enforcement, GangName, MAX_GANG_MEMBERS, MAX_GANG_NAME, MAX_WEIGHT, Priority, QuantumRule};
 
 /// 2²⁰ bytes.
 pub const MIB: u64 = 1 << 20;
@@ -21,7 +21,7 @@ pub const ACCEPTED_QUANTA: &str = "seconds from 0.01 to 86400, fractions allowed
 
 /// Smallest memory limit, and smallest memory for clients to fill: with less, no program gets anything done. A
 /// smaller number is most likely a size without its unit.
-pub const LEAST_MEMORY: u64 = 64 * MIB;
+pub const MIN_MEMORY_LIMIT: u64 = 64 * MIB;
 
 /// Shortest quantum that a scheduler accepts: with shorter ones, turns cost more than they give.
 pub const MIN_QUANTUM: Duration = Duration::from_millis(10);
@@ -68,14 +68,14 @@ pub fn parse_bytes(text: &str) -> Result<u64, ParseError> {
 /// Reads a memory limit in bytes.
 ///
 /// # Errors
-/// As [`parse_bytes`], and when it is less than [`LEAST_MEMORY`].
+/// As [`parse_bytes`], and when it is less than [`MIN_MEMORY_LIMIT`].
 pub fn parse_limit(text: &str) -> Result<u64, String> {
     match parse_bytes(text).map_err(|error| error.to_string())? {
-        bytes if bytes >= LEAST_MEMORY => Ok(bytes),
+        bytes if bytes >= MIN_MEMORY_LIMIT => Ok(bytes),
         bytes => Err(format!(
             "{text:?} is {}, and the least is {}; a number without a unit is in bytes, 4g is 4 GiB",
             Bytes(bytes),
-            Bytes(LEAST_MEMORY)
+            Bytes(MIN_MEMORY_LIMIT)
         )),
     }
 }
@@ -89,9 +89,9 @@ pub fn parse_quantum(text: &str) -> Result<Duration, ParseError> {
 }
 
 /// The default for the cost of hand-overs, in millionths of the time.
-pub const USUAL_OVERHEAD_PPM: u32 = 50_000;
+pub const DEFAULT_OVERHEAD_PPM: u32 = 50_000;
 /// The default for the longest wait for a turn.
-pub const USUAL_MAX_WAIT: Duration = Duration::from_secs(30);
+pub const DEFAULT_MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// Reads a rule for quanta: seconds, `auto`, or `auto OVERHEAD MAX-WAIT` as in `auto 5% 30`.
 ///
@@ -104,7 +104,7 @@ pub fn parse_rule(text: &str) -> Result<QuantumRule, ParseError> {
         max_wait_ms: wait.as_millis() as u64,
     };
     match words.as_slice() {
-        ["auto"] => Ok(auto(USUAL_OVERHEAD_PPM, USUAL_MAX_WAIT)),
+        ["auto"] => Ok(auto(DEFAULT_OVERHEAD_PPM, DEFAULT_MAX_WAIT)),
         ["auto", overhead, wait] => Ok(auto(parse_overhead(overhead)?, parse_seconds(wait, "wait")?)),
         _ => parse_quantum(text).map(|quantum| QuantumRule::Fixed { millis: quantum.as_millis() as u64 }),
     }
@@ -121,10 +121,10 @@ pub fn parse_grace(text: &str) -> Result<Duration, ParseError> {
 /// Reads a weight.
 ///
 /// # Errors
-/// When the text is not a whole number from 1 to [`MOST_WEIGHT`].
+/// When the text is not a whole number from 1 to [`MAX_WEIGHT`].
 pub fn parse_weight(text: &str) -> Result<u32, ParseError> {
     let error = || ParseError { text: text.to_owned(), what: "weight", accepted: "1 to 10000; usual is 100" };
-    text.trim().parse().ok().filter(|weight| (1..=MOST_WEIGHT).contains(weight)).ok_or_else(error)
+    text.trim().parse().ok().filter(|weight| (1..=MAX_WEIGHT).contains(weight)).ok_or_else(error)
 }
 
 /// Reads a compute limit in per cent.
@@ -176,7 +176,7 @@ pub fn parse_enforcement(text: &str) -> Result<Enforcement, ParseError> {
 /// Reads a gang: a name, and behind a colon how many processes it has.
 ///
 /// # Errors
-/// When the name is empty or longer than [`LONGEST_GANG`] bytes, or the number not from 2 to [`MOST_MEMBERS`].
+/// When the name is empty or longer than [`MAX_GANG_NAME`] bytes, or the number not from 2 to [`MAX_GANG_MEMBERS`].
 pub fn parse_gang(text: &str) -> Result<GangName, ParseError> {
     let error = || ParseError {
         text: text.to_owned(),
@@ -187,8 +187,8 @@ pub fn parse_gang(text: &str) -> Result<GangName, ParseError> {
         Some((name, size)) => (name, size.parse().map_err(|_| error())?),
         None => (text.trim(), 0),
     };
-    let counted = size == 0 && !text.contains(':') || (2..=MOST_MEMBERS).contains(&size);
-    if name.is_empty() || name.len() > LONGEST_GANG || !counted {
+    let counted = size == 0 && !text.contains(':') || (2..=MAX_GANG_MEMBERS).contains(&size);
+    if name.is_empty() || name.len() > MAX_GANG_NAME || !counted {
         return Err(error());
     }
     Ok(GangName { name: name.to_owned(), size })
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn limits_too_small_to_be_meant() {
-        assert_eq!(parse_limit("64m"), Ok(LEAST_MEMORY));
+        assert_eq!(parse_limit("64m"), Ok(MIN_MEMORY_LIMIT));
         for text in ["4", "0", "63m", "67108863"] {
             let error = parse_limit(text).unwrap_err();
             assert!(error.contains("the least is 64.0 MiB"), "{error}");

@@ -78,7 +78,7 @@ const AT_ONCE: usize = 2;
 
 /// With its rule broken, a test waits at least this long for what may never come, and at least twice as long as all of it took with no
 /// rule broken: on a busy machine, a test whose patience is over too soon would be red whatever rule is broken.
-const SHORTEST_PATIENCE: Duration = Duration::from_secs(12);
+const MIN_PATIENCE: Duration = Duration::from_secs(12);
 
 /// `only`: rules whose text contains this.
 pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
@@ -127,7 +127,7 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     each(&chosen, |&(number, rule)| {
         let begin = Instant::now();
         let unbroken = green.get(&(rule.package, rule.test)).copied().unwrap_or_default();
-        let patience = SHORTEST_PATIENCE.max(unbroken * 2);
+        let patience = MIN_PATIENCE.max(unbroken * 2);
         let ran = programs.run(rule.package, rule.test, Some((number, patience)))?;
         let took = begin.elapsed().as_secs_f64();
         if ran.verdict == Verdict::Red {

@@ -9,15 +9,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A source file has fewer lines.
-const MOST_LINES: usize = 600;
+const MAX_LINES: usize = 600;
 /// README.md has at most this many lines.
-const MOST_LINES_OF_README: usize = 200;
+const MAX_LINES_OF_README: usize = 200;
 /// A cell of a table has at most this many characters, two lines.
-const LONGEST_CELL: usize = 200;
+const MAX_CELL: usize = 200;
 /// A sentence of a document, or of a comment, has at most this many words.
-const MOST_WORDS: usize = 25;
+const MAX_WORDS: usize = 25;
 /// A walk through the code has at most this many steps.
-const MOST_STEPS: usize = 10;
+const MAX_STEPS: usize = 10;
 /// The walks of ARCHITECTURE.md, by their headings.
 const WALKS: [&str; 4] = ["### A launch", "### An allocation", "### A hand-over", "### `set-tq`"];
 
@@ -127,8 +127,7 @@ fn every_source_file_is_small() {
         tree().into_iter().filter(|path| path.extension().is_some_and(|e| e == "rs")).collect();
     assert!(sources.len() > 100, "only {} sources were found", sources.len());
     let lines = |path: &PathBuf| fs::read_to_string(root().join(path)).unwrap().lines().count();
-    let large =
-        sources.into_iter().map(|path| (lines(&path), path)).filter(|(lines, _)| *lines >= MOST_LINES);
+    let large = sources.into_iter().map(|path| (lines(&path), path)).filter(|(lines, _)| *lines >= MAX_LINES);
     let large: Vec<_> = large.collect();
     assert!(large.is_empty(), "{large:?}");
 }
@@ -175,7 +174,7 @@ fn the_walks_are_short_and_each_step_is_in_a_file() {
     let document = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     for heading in WALKS {
         let steps = steps(&document, heading);
-        assert!((5..=MOST_STEPS).contains(&steps.len()), "{heading}: {} steps", steps.len());
+        assert!((5..=MAX_STEPS).contains(&steps.len()), "{heading}: {} steps", steps.len());
         for step in steps {
             assert!(quoted(step).iter().any(|(text, _)| is_path(text)), "{heading}: no file: {step}");
         }
@@ -367,13 +366,13 @@ fn has_a_number_that_is_not_told(sentence: &str) -> bool {
 fn faults(document: &str) -> Vec<String> {
     let rows = prose(document).filter(|line| line.starts_with('|'));
     let cells = rows.flat_map(|row| row.split('|').map(str::trim));
-    let long_cells = cells.filter(|cell| cell.chars().count() > LONGEST_CELL);
+    let long_cells = cells.filter(|cell| cell.chars().count() > MAX_CELL);
     let mut faults: Vec<_> = long_cells.map(|cell| format!("a long cell: {cell}")).collect();
     for sentence in sentences(document) {
         let words = sentence.split(' ').filter(|word| word.chars().any(|c| c.is_alphanumeric() || c == '`'));
         let has_subject =
             !["Who ", "What ", "Whoever ", "Whatever "].iter().any(|word| sentence.starts_with(word));
-        if words.count() > MOST_WORDS {
+        if words.count() > MAX_WORDS {
             faults.push(format!("{LONG}: {sentence}"));
         } else if !has_subject && !sentence.ends_with('?') {
             faults.push(format!("a subject that asks: {sentence}"));
@@ -387,7 +386,7 @@ fn faults(document: &str) -> Vec<String> {
 #[test]
 fn documents_are_short_and_plain() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
-    assert!(readme.lines().count() <= MOST_LINES_OF_README, "README.md has {} lines", readme.lines().count());
+    assert!(readme.lines().count() <= MAX_LINES_OF_README, "README.md has {} lines", readme.lines().count());
     // A generated page and its beginning, and one whose table is held against the scheduler's.
     let others = ["entry-points.md", "entry-points.head.md", "metrics.md"];
     let is_plain = |path: &PathBuf| {

@@ -1,12 +1,12 @@
 //! How much work may be in flight on a stream while another client waits.
 //!
 //! A mark (an event) is recorded every `stride` launches; with [`MARKS`] of them incomplete, the next launch waits for the
-//! oldest. The stride follows the time that the marks take. It is halved while the queue holds more than [`LONGEST`] of work,
-//! and doubled while it holds less than [`SHORTEST`]. So a drain takes about [`LONGEST`], or one kernel where that is longer,
+//! oldest. The stride follows the time that the marks take. It is halved while the queue holds more than [`MAX_WINDOW`] of work,
+//! and doubled while it holds less than [`MIN_WINDOW`]. So a drain takes about [`MAX_WINDOW`], or one kernel where that is longer,
 //! and a stream of tiny kernels is marked once in [`LARGEST_STRIDE`].
 //!
-//! A launch waits no longer than [`MOST_PATIENCE`], since the older one may itself wait for this launch. Each further launch
-//! that waits in vain for the same mark waits half as long as the one before, down to [`LEAST_PATIENCE`]. So a program that has
+//! A launch waits no longer than [`MAX_PATIENCE`], since the older one may itself wait for this launch. Each further launch
+//! that waits in vain for the same mark waits half as long as the one before, down to [`MIN_PATIENCE`]. So a program that has
 //! to make many launches before the oldest can complete is hardly delayed. A program with slow kernels does not run ahead of
 //! them.
 
@@ -32,24 +32,24 @@ impl InFlight {
 /// Marks in flight.
 pub const MARKS: u32 = 4;
 /// Queues longer than this are shortened.
-pub const LONGEST: Duration = Duration::from_millis(20);
+pub const MAX_WINDOW: Duration = Duration::from_millis(20);
 /// Queues shorter than this may grow.
-pub const SHORTEST: Duration = Duration::from_millis(8);
+pub const MIN_WINDOW: Duration = Duration::from_millis(8);
 /// Launches between two marks at most.
 pub const LARGEST_STRIDE: u32 = 256;
 /// Launches between two marks of a stream without measurements.
 pub const FIRST_STRIDE: u32 = 4;
 /// The longest time that a launch waits for an older one.
-pub const MOST_PATIENCE: Duration = Duration::from_millis(200);
+pub const MAX_PATIENCE: Duration = Duration::from_millis(200);
 /// The shortest of these times. It is longer than most kernels, so that a queue that has grown long becomes shorter.
-pub const LEAST_PATIENCE: Duration = Duration::from_millis(20);
+pub const MIN_PATIENCE: Duration = Duration::from_millis(20);
 
 /// The next stride, after the oldest of [`MARKS`] marks took `took` to complete.
 #[must_use]
 pub fn next_stride(stride: u32, took: Duration) -> u32 {
-    if took > LONGEST {
+    if took > MAX_WINDOW {
         (stride / 2).max(1)
-    } else if took < SHORTEST {
+    } else if took < MIN_WINDOW {
         (stride * 2).min(LARGEST_STRIDE)
     } else {
         stride
@@ -59,7 +59,7 @@ pub fn next_stride(stride: u32, took: Duration) -> u32 {
 /// How long the next launch waits for a mark, after a launch has waited for it in vain for `patience`.
 #[must_use]
 pub fn next_patience(patience: Duration) -> Duration {
-    (patience / 2).max(LEAST_PATIENCE)
+    (patience / 2).max(MIN_PATIENCE)
 }
 
 #[cfg(test)]
@@ -79,7 +79,7 @@ mod tests {
     fn settles_within_its_bounds_for_any_kernel() {
         for micros in [20, 100, 700, 1500, 3000] {
             let in_flight = settle(Duration::from_micros(micros));
-            assert!(in_flight <= LONGEST, "{micros} us kernels: {in_flight:?}");
+            assert!(in_flight <= MAX_WINDOW, "{micros} us kernels: {in_flight:?}");
         }
         // Kernels that are longer than the bounds: the fewest possible are in flight.
         assert_eq!(settle(Duration::from_millis(50)), Duration::from_millis(200));
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn launches_that_wait_in_vain_wait_less_and_less() {
-        let mut patience = MOST_PATIENCE;
+        let mut patience = MAX_PATIENCE;
         let mut waited = Duration::ZERO;
         for _ in 0..500 {
             waited += patience;

@@ -58,7 +58,7 @@ const PROBE_AFTER: Duration = Duration::from_millis(5);
 const AWAY: Duration = Duration::from_secs(2);
 
 /// Restores after which memory that is still absent is left to page faults.
-const MOST_ATTEMPTS: u32 = 1000;
+const MAX_ATTEMPTS: u32 = 1000;
 
 /// See the [module's documentation](self).
 #[derive(Debug)]
@@ -207,7 +207,7 @@ impl Machine {
                 // comes by page faults.
                 self.attempts += 1;
                 // Not at each further attempt: while memory is leaving the card, the answer is StillAbsent again.
-                let action = if self.attempts.is_multiple_of(MOST_ATTEMPTS) {
+                let action = if self.attempts.is_multiple_of(MAX_ATTEMPTS) {
                     Action::Begin { anyway: true }
                 } else {
                     Action::Post(Order::Restore)

@@ -14,7 +14,7 @@ use crate::launch_window::InFlight;
 use crate::machine::{Action, Input, Machine, Order, Ticket};
 
 /// Unused room beyond this goes back to the scheduler, in bytes.
-const MOST_UNUSED: u64 = 2 * GIB;
+const MAX_UNUSED: u64 = 2 * GIB;
 /// Freed memory is offered to the scheduler at once from this size on, in bytes.
 const OFFER_STEP: u64 = 64 * MIB;
 
@@ -112,7 +112,7 @@ pub trait Host {
 #[must_use]
 pub fn is_worth_offering<T: Tenant>(account: &Account<T>) -> bool {
     let unused = account.unused();
-    unused > MOST_UNUSED || (unused >= OFFER_STEP && !account.is_holding())
+    unused > MAX_UNUSED || (unused >= OFFER_STEP && !account.is_holding())
 }
 
 /// See the [module's documentation](self).
@@ -329,7 +329,7 @@ impl Session {
             }
         }
         let keep = match &self.machine {
-            machine if machine.is_running() => |_: &Account<H::Tenant>| MOST_UNUSED,
+            machine if machine.is_running() => |_: &Account<H::Tenant>| MAX_UNUSED,
             machine if machine.is_parked() => |_: &Account<H::Tenant>| 0,
             // The room is for memory that comes back.
             machine if machine.is_next() => Account::absent,

@@ -70,13 +70,13 @@ fn pitch_of(
     element: c_uint,
 ) -> Result<Option<usize>, CUresult> {
     static KNOWN: Mutex<BTreeMap<(CUdevice, usize, c_uint), usize>> = Mutex::new(BTreeMap::new());
-    const MOST: usize = 4096;
+    const MAX_LENGTH: usize = 4096;
     let known = || lock(&KNOWN);
     let key = (device.ordinal, width, element);
     if let Some(&pitch) = known().get(&key) {
         return Ok(Some(pitch));
     }
-    if known().len() >= MOST {
+    if known().len() >= MAX_LENGTH {
         return Ok(None);
     }
     let (mut row, mut pitch) = (0, 0);

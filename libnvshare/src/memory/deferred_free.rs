@@ -33,12 +33,12 @@ use state::{By, DEFERRED, DeferredFree, Stage};
 /// The longest wait of an allocation or of a free for memory that is freed later. Beside a capture, the work before the free
 /// may be out of sight until the capture ends. The waiting thread may be the one that ends it. The work of the device may wait
 /// for that thread as well.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 /// While an allocation waits for the memory, it is freed after this time even if the device has work.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Pauses of the thread between two looks at the device.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+const MIN_PAUSE: Duration = Duration::from_millis(1);
+const MAX_PAUSE: Duration = Duration::from_millis(64);
 
 /// Frees memory once the work on a stream is complete. Called for the program's own call with that stream.
 pub(crate) fn free_in_order(allocation: &Arc<Allocation>, stream: CUstream) -> CUresult {
@@ -177,7 +177,7 @@ fn wait_for_own_thread(context: &Arc<Context>) {
     while !DEFERRED.is_empty()
         && !lifecycle::is_forked()
         && !lifecycle::is_exiting()
-        && begin.elapsed() < LONGEST_WAIT
+        && begin.elapsed() < MAX_WAIT
         && DEFERRED.has(is_being_freed)
     {
         threads::pause();
@@ -209,7 +209,7 @@ pub(crate) fn free_without_waiting() {
 
 /// The thread that frees memory. It ends when there is none left.
 fn run_thread() {
-    let mut pause = SHORTEST_PAUSE;
+    let mut pause = MIN_PAUSE;
     while !lifecycle::is_exiting() && (!DEFERRED.is_empty() || free::has_late_ends()) {
         free::finish_late_frees();
         look(|_| true);
@@ -223,10 +223,10 @@ fn run_thread() {
         };
         if let Some(allocation) = DEFERRED.first_due().filter(may_end).and_then(begin) {
             free_due(&allocation);
-            pause = SHORTEST_PAUSE;
+            pause = MIN_PAUSE;
         } else {
             threads::sleep(pause);
-            let longest = if DEFERRED.is_awaited() { SHORTEST_PAUSE } else { LONGEST_PAUSE };
+            let longest = if DEFERRED.is_awaited() { MIN_PAUSE } else { MAX_PAUSE };
             pause = (pause * 2).min(longest);
         }
     }
@@ -289,7 +289,7 @@ impl LateFrees {
     }
 
     /// Waits for memory that ends later than the program freed it. Returns whether some has ended since the allocation
-    /// was last tried, so that it is worth another try. All tries together take [`LONGEST_WAIT`] at most: another thread may
+    /// was last tried, so that it is worth another try. All tries together take [`MAX_WAIT`] at most: another thread may
     /// free memory over and over, and none of it may ever do.
     pub(super) fn wait(&mut self) -> bool {
         // In a forked child the driver refuses every allocation.
@@ -298,7 +298,7 @@ impl LateFrees {
         }
         let mut waiter = Waiter::new();
         let begin = *self.begin.get_or_insert(waiter.begin);
-        let is_in_time = || begin.elapsed() < LONGEST_WAIT && !lifecycle::is_exiting();
+        let is_in_time = || begin.elapsed() < MAX_WAIT && !lifecycle::is_exiting();
         while free::ended_late() == self.seen
             && (waiter.look_again() || free::has_late_frees())
             && is_in_time()

@@ -96,7 +96,7 @@ pub(crate) fn discover(config: &Config) {
     DEVICES.get_or_init(|| {
         let count = driver::device_count().unwrap_or(0).max(0) as usize;
         let warn = |index: usize, error: &CUresult| log::warn(format_args!("device {index}: {error:?}"));
-        (0..count.min(used_devices::MOST))
+        (0..count.min(used_devices::MAX_DEVICES))
             .filter_map(|index| describe(index, config).inspect_err(|error| warn(index, error)).ok())
             .collect()
     });

@@ -49,7 +49,7 @@ impl Room {
     pub(crate) fn get(allocation: &Allocation) -> Result<Self, CUresult> {
         let holder = allocation.holder();
         let device = devices::get(holder.device).ok_or(CUresult::OUT_OF_MEMORY)?;
-        let bytes = least_piece(holder.size, passing::MOST);
+        let bytes = least_piece(holder.size, passing::MAX_DESCRIPTORS);
         let request = Request::new(device, holder.context_to_move_in(), Kind::Mapped, bytes);
         let made = admission::make(&request, || Err(CUresult::NOT_SUPPORTED)).map(Self);
         made.inspect_err(|error| say_refused(allocation, format_args!("{error:?}")))

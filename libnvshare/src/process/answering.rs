@@ -27,7 +27,7 @@ pub(crate) const QUESTION: usize = 64;
 /// The largest size of an answer, in bytes.
 const ANSWER: usize = 1024;
 /// Askers that are heard at a time. Others wait in the kernel's queue.
-const MOST: usize = 32;
+const MAX_ASKERS: usize = 32;
 /// An asker that has not asked after this time is not heard any more.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the asking end waits: the other process may be stopped, or have many askers.
@@ -143,7 +143,7 @@ struct Asker {
 fn answer_all(listener: c_int, name: Name, answer: Answer) {
     let mut askers: Vec<Asker> = Vec::new();
     while own_name() == Some(name) {
-        let room = askers.len() < MOST;
+        let room = askers.len() < MAX_ASKERS;
         let mut watched =
             vec![libc::pollfd { fd: if room { listener } else { -1 }, events: libc::POLLIN, revents: 0 }];
         askers.retain(|asker| asker.socket.get().is_some());
@@ -167,7 +167,7 @@ fn answer_all(listener: c_int, name: Name, answer: Answer) {
         });
         if watched.first().is_some_and(|at| at.revents != 0) && own_name() == Some(name) {
             // No more than there are places, so that those who have asked are heard.
-            for _ in askers.len()..MOST {
+            for _ in askers.len()..MAX_ASKERS {
                 match accept(listener) {
                     Came::Asker(asker) => askers.push(asker),
                     Came::OtherUser => {}
@@ -348,7 +348,7 @@ mod tests {
             socket
         };
         // They say nothing, and others are heard beside them.
-        let silent: Vec<Held> = (0..MOST - 1).map(|_| connect()).collect();
+        let silent: Vec<Held> = (0..MAX_ASKERS - 1).map(|_| connect()).collect();
         let begin = Instant::now();
         for _ in 0..10 {
             let (answer, came) = ask(&name, &[7; QUESTION]).unwrap();

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use nvshare_proto::env as names;
 use nvshare_proto::paths;
-use nvshare_proto::units::{self, LEAST_MEMORY, MIB};
+use nvshare_proto::units::{self, MIB, MIN_MEMORY_LIMIT};
 use nvshare_proto::{Asked, Enforcement, MemoryMode};
 
 use crate::process::log::{self, Level};
@@ -309,8 +309,8 @@ fn parse_limit_mb(value: &str) -> Result<u64, String> {
     let mib: u64 = value.trim().parse().map_err(|_| format!("{value:?} is not a number of MiB"))?;
     match mib.checked_mul(MIB) {
         Some(0) => Err(NOTHING_RUNS.to_owned()),
-        Some(bytes) if bytes < LEAST_MEMORY => {
-            Err(format!("{mib} MiB are too few; the least is {}", LEAST_MEMORY / MIB))
+        Some(bytes) if bytes < MIN_MEMORY_LIMIT => {
+            Err(format!("{mib} MiB are too few; the least is {}", MIN_MEMORY_LIMIT / MIB))
         }
         Some(bytes) => Ok(bytes),
         None => Err(format!("{value:?} MiB are too many")),

@@ -24,11 +24,11 @@ static DRAIN_NS: AtomicU64 = AtomicU64::new(0);
 /// The program looked up a function that the list of entry points does not name. Each name is said once, and 64 names at
 /// most.
 pub(crate) fn unknown_entry_point(name: &str, is_refused: bool) {
-    const MOST: usize = 64;
+    const MAX_DEVICES: usize = 64;
     static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
     UNKNOWN_ENTRY_POINTS.fetch_add(1, Ordering::Relaxed);
     let mut said = lock(&SAID);
-    if said.len() >= MOST || said.iter().any(|known| known == name) {
+    if said.len() >= MAX_DEVICES || said.iter().any(|known| known == name) {
         return;
     }
     said.push(name.to_owned());

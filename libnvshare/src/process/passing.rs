@@ -5,10 +5,10 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 /// The largest number of descriptors of one message: what fits into [`CONTROL`].
-pub(crate) const MOST: usize = 64;
+pub(crate) const MAX_DESCRIPTORS: usize = 64;
 
 /// Words of room for the control message of as many descriptors. Words are aligned as control messages have to be.
-const CONTROL: usize = 2 + MOST.div_ceil(2);
+const CONTROL: usize = 2 + MAX_DESCRIPTORS.div_ceil(2);
 
 /// Reads bytes, and the descriptors that come with them; none came: `None`. The kernel ends a read behind the bytes that have
 /// descriptors. Some may be missing, if the process has too many open.
@@ -46,12 +46,12 @@ pub(crate) fn receive(socket: c_int, bytes: &mut [u8]) -> io::Result<(usize, Opt
     }
 }
 
-/// Sends a message with descriptors, [`MOST`] at most, without waiting and without raising SIGPIPE.
+/// Sends a message with descriptors, [`MAX_DESCRIPTORS`] at most, without waiting and without raising SIGPIPE.
 ///
 /// # Errors
 /// The system's, or that these are too many.
 pub(crate) fn send(socket: c_int, bytes: &[u8], descriptors: &[c_int]) -> io::Result<()> {
-    if descriptors.len() > MOST {
+    if descriptors.len() > MAX_DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -93,12 +93,12 @@ mod tests {
     fn descriptors_come_with_their_message() {
         let (ours, theirs) = UnixDatagram::pair().unwrap();
         let file = File::open("/dev/null").unwrap();
-        for count in [0, 1, MOST] {
+        for count in [0, 1, MAX_DESCRIPTORS] {
             send(ours.as_raw_fd(), b"abc", &vec![file.as_raw_fd(); count]).unwrap();
             let mut bytes = [0; 8];
             let (read, came) = receive(theirs.as_raw_fd(), &mut bytes).unwrap();
             assert_eq!((&bytes[..read], came.map_or(0, |came| came.len())), (&b"abc"[..], count));
         }
-        assert!(send(ours.as_raw_fd(), b"abc", &[0; MOST + 1]).is_err());
+        assert!(send(ours.as_raw_fd(), b"abc", &[0; MAX_DESCRIPTORS + 1]).is_err());
     }
 }

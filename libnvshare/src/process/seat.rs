@@ -12,7 +12,7 @@ use nvshare_proto::env as names;
 use nvshare_proto::paths::{SEAT_LIMITS, SEAT_SOCKET, SEATS, SYSTEM_SOCKET};
 
 /// Longest file that is read, in bytes.
-const LONGEST: u64 = 4096;
+const MAX_FILE: u64 = 4096;
 /// The variables that a seat's file may set.
 const LIMITS: [&str; 5] =
     [names::MEM_LIMIT, names::COMPUTE_LIMIT, names::HAMI_POLICY, names::WEIGHT, names::PRIORITY];
@@ -112,8 +112,8 @@ fn mounted(list: &str) -> Vec<(SeatName, PathBuf)> {
 
 fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    File::open(path)?.take(LONGEST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > LONGEST { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(text) }
+    File::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(text) }
 }
 
 /// A line `VARIABLE=VALUE` for each limit.

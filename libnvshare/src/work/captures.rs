@@ -130,10 +130,10 @@ pub(crate) fn hold_off_beside() -> Option<Turn> {
 fn alone() -> Turn {
     /// A look takes microseconds. A look that takes longer waits in the driver for a thread of the program, which may itself
     /// wait for this thread. So the wait is bounded.
-    const MOST: u32 = 2000;
+    const MAX_TRIES: u32 = 2000;
     BEGINNINGS.fetch_add(1, Ordering::SeqCst);
     let turn = Turn(&BEGINNINGS);
-    for _ in 0..MOST {
+    for _ in 0..MAX_TRIES {
         if LOOKS.load(Ordering::SeqCst) == 0 {
             break;
         }

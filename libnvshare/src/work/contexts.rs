@@ -196,12 +196,12 @@ impl Context {
     /// A move takes as long as its copies. A look beside the program's work may have to wait for that, which may wait for this thread: so
     /// the wait is bounded.
     fn complete_ours(&self) {
-        const LONGEST: Duration = Duration::from_secs(2);
+        const MAX_WAIT: Duration = Duration::from_secs(2);
         let Some((stream, _running)) = self.ours.get().zip(lifecycle::hold_off_exit()) else { return };
         let _relaxed = Relaxed::begin();
         let begin = Instant::now();
         let is_busy = || driver::with_current(self.handle, || driver::query_stream(*stream));
-        while is_busy() == Err(CUresult::NOT_READY) && begin.elapsed() < LONGEST {
+        while is_busy() == Err(CUresult::NOT_READY) && begin.elapsed() < MAX_WAIT {
             threads::pause();
         }
     }

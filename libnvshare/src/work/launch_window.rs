@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use nvshare_client::launch_window::{FIRST_STRIDE, MARKS, MOST_PATIENCE, next_patience, next_stride};
+use nvshare_client::launch_window::{FIRST_STRIDE, MARKS, MAX_PATIENCE, next_patience, next_stride};
 
 use super::event::Event;
 use crate::process::lock::lock;
@@ -37,7 +37,7 @@ impl LaunchWindow {
             stride: AtomicU32::new(FIRST_STRIDE),
             since_mark: AtomicU32::new(0),
             count: AtomicU32::new(0),
-            patience: AtomicU32::new(micros(MOST_PATIENCE)),
+            patience: AtomicU32::new(micros(MAX_PATIENCE)),
             marks: Mutex::new(VecDeque::new()),
         }
     }
@@ -85,7 +85,7 @@ impl LaunchWindow {
                 self.stride.store(next_stride(stride, recorded.elapsed()), Ordering::Relaxed);
             }
             marks.pop_front();
-            self.patience.store(micros(MOST_PATIENCE), Ordering::Relaxed);
+            self.patience.store(micros(MAX_PATIENCE), Ordering::Relaxed);
         }
         self.count.store(marks.len() as u32, Ordering::Relaxed);
         marks.len() < MARKS as usize
@@ -107,7 +107,7 @@ impl LaunchWindow {
         self.count.store(0, Ordering::Relaxed);
         self.since_mark.store(0, Ordering::Relaxed);
         self.stride.store(FIRST_STRIDE, Ordering::Relaxed);
-        self.patience.store(micros(MOST_PATIENCE), Ordering::Relaxed);
+        self.patience.store(micros(MAX_PATIENCE), Ordering::Relaxed);
     }
 }
 
@@ -119,9 +119,9 @@ mod tests {
     fn a_launch_that_waited_in_vain_shortens_the_next_wait() {
         let window = LaunchWindow::new();
         window.gave_up();
-        assert_eq!(window.patience(), MOST_PATIENCE / 2);
+        assert_eq!(window.patience(), MAX_PATIENCE / 2);
         window.reset();
-        assert_eq!(window.patience(), MOST_PATIENCE);
+        assert_eq!(window.patience(), MAX_PATIENCE);
     }
 
     #[test]

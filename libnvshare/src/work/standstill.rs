@@ -24,7 +24,7 @@ const PATIENCE: [Duration; 4] =
 /// Between two tries, threads get on.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long work is waited for in all: it may depend on the thread that waits.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a try may still wait.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Drop for Shut {
 /// Makes a call while nothing of the program's runs on a device, and no thread submits anything. The calling thread has to be
 /// inside the gate, so that the lock is not given back meanwhile. One thread at a time. `None`: work does not come to an end.
 pub(crate) fn make<T>(call: impl FnOnce() -> T) -> Option<T> {
-    let until = Instant::now() + LONGEST;
+    let until = Instant::now() + MAX_PATIENCE;
     for (tried, left) in PATIENCE.into_iter().enumerate() {
         if tried > 0 {
             threads::sleep(PAUSE);
@@ -134,12 +134,12 @@ mod tests {
     fn only_the_time_counts_in_which_threads_are_kept_out() {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
-        let mut patience = Patience { left: PATIENCE[0], looked: begin, until: begin + LONGEST };
+        let mut patience = Patience { left: PATIENCE[0], looked: begin, until: begin + MAX_PATIENCE };
         assert!(patience.lasts(at(20_000), false));
         assert!(patience.lasts(at(20_060), true));
         assert!(patience.lasts(at(50_000), false));
         assert!(!patience.lasts(at(50_040), true));
-        let mut patience = Patience { left: PATIENCE[0], looked: begin, until: begin + LONGEST };
+        let mut patience = Patience { left: PATIENCE[0], looked: begin, until: begin + MAX_PATIENCE };
         assert!(patience.lasts(at(59_999), false) && !patience.lasts(at(60_000), false));
     }
 }

@@ -7,7 +7,7 @@ use crate::driver::types::CUdevice;
 use crate::process::bell;
 
 /// Devices that one process can have.
-pub(crate) const MOST: usize = u64::BITS as usize;
+pub(crate) const MAX_DEVICES: usize = u64::BITS as usize;
 
 /// One bit for each device, by its ordinal.
 static USED: AtomicU64 = AtomicU64::new(0);

@@ -16,7 +16,7 @@ use nvshare_proto::env::{
     COMPUTE_LIMIT, GANG, HAMI_POLICY, MEM_LIMIT, PRIORITY, RUN, SOCKET, WEIGHT, is_compute_limit,
     is_memory_limit,
 };
-use nvshare_proto::{AdminRequest, Enforcement, GangName, Given, Priority, USUAL_WEIGHT, units};
+use nvshare_proto::{AdminRequest, DEFAULT_WEIGHT, Enforcement, GangName, Given, Priority, units};
 
 use crate::elf::{self, Start};
 use crate::library::{self, Library};
@@ -152,7 +152,7 @@ impl Options {
 
     /// The settings that an administrator has to give.
     fn needs(&self) -> Option<Given> {
-        let weight = self.weight.filter(|&weight| weight > USUAL_WEIGHT);
+        let weight = self.weight.filter(|&weight| weight > DEFAULT_WEIGHT);
         let priority = self.priority.filter(|&priority| priority > Priority::Normal);
         (weight.is_some() || priority.is_some()).then_some(Given { weight, priority, ..Given::default() })
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nvshare_admin::Scheduler;
-use nvshare_proto::units::{USUAL_MAX_WAIT, parse_overhead, parse_quantum, parse_rule};
+use nvshare_proto::units::{DEFAULT_MAX_WAIT, parse_overhead, parse_quantum, parse_rule};
 use nvshare_proto::{AdminRequest, QuantumRule};
 
 use crate::gpu::Gpu;
@@ -34,7 +34,7 @@ impl Options {
         match self.quantum {
             QuantumRule::Auto { overhead_ppm, .. } => Ok(QuantumRule::Auto {
                 overhead_ppm: self.overhead.unwrap_or(overhead_ppm),
-                max_wait_ms: self.max_wait.unwrap_or(USUAL_MAX_WAIT).as_millis() as u64,
+                max_wait_ms: self.max_wait.unwrap_or(DEFAULT_MAX_WAIT).as_millis() as u64,
             }),
             QuantumRule::Fixed { .. } if self.overhead.is_some() || self.max_wait.is_some() => {
                 Err("--overhead and --max-wait are for `set-tq auto`".to_owned())

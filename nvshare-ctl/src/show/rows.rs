@@ -30,8 +30,8 @@ pub(crate) const GPUS: [Column; 13] = [
     Column::text("UUID").wide(),
 ];
 
-/// [`nvshare_proto::USUAL_WEIGHT`] as it stands in a row.
-const USUAL_WEIGHT_TEXT: &str = "100";
+/// [`nvshare_proto::DEFAULT_WEIGHT`] as it stands in a row.
+const DEFAULT_WEIGHT_TEXT: &str = "100";
 
 /// Columns of a client: its process and its state.
 const CLIENTS: [Column; 14] = [
@@ -43,7 +43,7 @@ const CLIENTS: [Column; 14] = [
     Column::number("LIMIT"),
     Column::number("RESIDENT").wide(),
     Column::number("HOST").wide(),
-    Column::number("WEIGHT").wide_if_all_are(USUAL_WEIGHT_TEXT),
+    Column::number("WEIGHT").wide_if_all_are(DEFAULT_WEIGHT_TEXT),
     Column::text("COMPUTE").wide_if_all_are(NOTHING),
     Column::number("PID"),
     Column::text("CONTAINER").wide(),
@@ -119,7 +119,7 @@ pub(crate) fn turns(gpus: &[GpuStatus]) -> Vec<String> {
 }
 
 /// NVML reports a small amount that belongs to no process even on an idle GPU; smaller values are not shown.
-const LEAST_KEPT: u64 = GIB;
+const MIN_KEPT: u64 = GIB;
 
 /// A line for each GPU of which the driver keeps much that managed memory has given up.
 pub(crate) fn kept(status: &Status) -> Vec<String> {
@@ -131,7 +131,7 @@ pub(crate) fn kept(status: &Status) -> Vec<String> {
             gpu.map_or_else(|| short_uuid(kept.gpu), gpu_name)
         )
     };
-    status.memory.kept.iter().filter(|kept| kept.bytes >= LEAST_KEPT).map(line).collect()
+    status.memory.kept.iter().filter(|kept| kept.bytes >= MIN_KEPT).map(line).collect()
 }
 
 /// A line for each GPU on which there are clients that are not shown.
@@ -168,7 +168,7 @@ pub(crate) fn state(state: ClientState) -> &'static str {
 }
 
 /// The largest number of containers that one line names.
-const MOST_NAMED: usize = 5;
+const MAX_NAMED: usize = 5;
 
 /// A line about seats that containers have, if any do. One to which no client came may be of a container that runs without nvshare.
 pub(crate) fn seats(status: &Status) -> Option<String> {
@@ -180,10 +180,10 @@ pub(crate) fn seats(status: &Status) -> Option<String> {
     unused.sort();
     let mut line = format!("seats that containers have: {}", held().count());
     if !unused.is_empty() {
-        line += &format!("; no client came to: {}", unused[..unused.len().min(MOST_NAMED)].join(", "));
+        line += &format!("; no client came to: {}", unused[..unused.len().min(MAX_NAMED)].join(", "));
     }
-    if unused.len() > MOST_NAMED {
-        line += &format!(", and {} more", unused.len() - MOST_NAMED);
+    if unused.len() > MAX_NAMED {
+        line += &format!(", and {} more", unused.len() - MAX_NAMED);
     }
     held().next().map(|_| line)
 }
@@ -295,30 +295,30 @@ mod tests {
 
     #[test]
     fn sizes_that_cannot_be_added_up_are_shown() {
-        const MOST: u64 = u64::MAX;
+        const MAX: u64 = u64::MAX;
         let gpu = GpuUuid([7; 16]);
-        let usage = Usage { gpu, total: MOST, limit: MOST, allocated: MOST, absent: MOST, immovable: MOST };
+        let usage = Usage { gpu, total: MAX, limit: MAX, allocated: MAX, absent: MAX, immovable: MAX };
         let counters = Counters {
-            evicted: MOST,
-            evict_ns: MOST,
-            restored: MOST,
-            copied_out: MOST,
-            copied_in: MOST,
-            restore_ns: MOST,
+            evicted: MAX,
+            evict_ns: MAX,
+            restored: MAX,
+            copied_out: MAX,
+            copied_in: MAX,
+            restore_ns: MAX,
             ..Counters::default()
         };
         let shown = ClientStatus {
             usage: vec![usage; 2],
-            resident: MOST,
-            held_ms: MOST,
-            waited_ms: MOST,
+            resident: MAX,
+            held_ms: MAX,
+            waited_ms: MAX,
             counters,
             ..client(1, ClientState::Running, 0, 0)
         };
         let (_, rows) = client_table(&[shown], &[], Layout { wide: true, width: 80 }, true);
-        assert_eq!(rows[0][4], Bytes(MOST).to_string());
-        let gpu = GpuStatus { capacity: MOST, allocated: MOST, resident: MOST, ..GpuStatus::idle(gpu) };
-        assert_eq!(gpu_rows(&[gpu])[0][3], Bytes(MOST).to_string());
+        assert_eq!(rows[0][4], Bytes(MAX).to_string());
+        let gpu = GpuStatus { capacity: MAX, allocated: MAX, resident: MAX, ..GpuStatus::idle(gpu) };
+        assert_eq!(gpu_rows(&[gpu])[0][3], Bytes(MAX).to_string());
     }
 
     #[test]

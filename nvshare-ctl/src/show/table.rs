@@ -72,7 +72,7 @@ impl Layout {
 }
 
 /// The least width of a cut column. If there is less, the table becomes a list.
-const LEAST_CUT: usize = 8;
+const MIN_CUT: usize = 8;
 /// The text of a row without a value.
 pub(crate) const NOTHING: &str = "-";
 
@@ -96,7 +96,7 @@ pub(crate) fn render(columns: &[Column], rows: &[Vec<String>], layout: Layout) -
         let cut = shown.iter().position(|&i| columns[i].kind == Kind::Cut);
         let others = whole - cut.map_or(0, |cut| widths[cut]);
         match cut {
-            Some(cut) if others + LEAST_CUT <= layout.width => widths[cut] = layout.width - others,
+            Some(cut) if others + MIN_CUT <= layout.width => widths[cut] = layout.width - others,
             _ => return list(columns, &shown, rows, layout.width),
         }
     }

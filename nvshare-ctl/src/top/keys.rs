@@ -44,7 +44,7 @@ Keys:
 What is set for a client holds for all processes of its tenant.";
 
 /// The largest number of characters of a typed text.
-const LONGEST: usize = 24;
+const MAX_FILTER: usize = 24;
 
 /// The text that the user is typing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,7 +141,7 @@ impl Top {
     fn type_on(&mut self, key: Key) -> Wish {
         let Some(prompt) = &mut self.prompt else { return Wish::Nothing };
         match key {
-            Key::Char(c) if c.is_ascii_graphic() && prompt.text.len() < LONGEST => prompt.text.push(c),
+            Key::Char(c) if c.is_ascii_graphic() && prompt.text.len() < MAX_FILTER => prompt.text.push(c),
             Key::Backspace => drop(prompt.text.pop()),
             Key::Escape => self.prompt = None,
             Key::Enter => {

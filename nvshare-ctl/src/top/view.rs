@@ -16,7 +16,7 @@ use super::{History, Top, waits};
 use crate::show;
 
 /// The smallest terminal that can show something.
-const LEAST: (u16, u16) = (48, 8);
+const MIN_SIZE: (u16, u16) = (48, 8);
 /// Columns of a sparkline.
 const SPARK: usize = 10;
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -24,8 +24,9 @@ const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'
 /// Draws the whole screen for the present moment.
 pub(crate) fn draw(frame: &mut Frame<'_>, top: &Top, now: Instant) {
     let area = frame.area();
-    if area.width < LEAST.0 || area.height < LEAST.1 {
-        let text = format!("{}×{} is too small: top needs {}×{}", area.width, area.height, LEAST.0, LEAST.1);
+    if area.width < MIN_SIZE.0 || area.height < MIN_SIZE.1 {
+        let text =
+            format!("{}×{} is too small: top needs {}×{}", area.width, area.height, MIN_SIZE.0, MIN_SIZE.1);
         let lines: Vec<Line<'_>> = wrap(&text, usize::from(area.width)).into_iter().map(Line::from).collect();
         return frame.render_widget(Paragraph::new(lines), area);
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
 };
-use nvshare_proto::units::{Bytes, LEAST_MEMORY};
+use nvshare_proto::units::{Bytes, MIN_MEMORY_LIMIT};
 use nvshare_proto::{Given, GpuUuid, Priority, Seat, SeatName, Slot, stable_hash};
 
 use super::parameters::{self, Settings};
@@ -195,7 +195,7 @@ fn limits(result: &DeviceRequestAllocationResult, card: &Card, options: &Options
     };
     let usual = options.given();
     let most = most_memory(card, options).unwrap_or(u64::MAX);
-    let least = LEAST_MEMORY.min(most);
+    let least = MIN_MEMORY_LIMIT.min(most);
     let memory = limit(MEMORY, least, most, |bytes| Bytes(bytes).to_string())?;
     let compute = limit(COMPUTE, 1, 100, |percent| format!("{percent} %"))?;
     let compute = compute.and_then(|percent| percent.try_into().ok());

@@ -1,7 +1,7 @@
 //! Settings of a seat in a claim or a DeviceClass beside its capacities: `SeatParameters`.
 
 use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
-use nvshare_proto::{Enforcement, Given, MOST_WEIGHT, Priority, USUAL_WEIGHT};
+use nvshare_proto::{DEFAULT_WEIGHT, Enforcement, Given, MAX_WEIGHT, Priority};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -103,8 +103,8 @@ fn read(value: &Value) -> Result<SeatParameters, String> {
     }
     let said: SeatParameters = serde_json::from_value(fields).map_err(|error| format!("{KIND}: {error}"))?;
     match said.weight {
-        Some(weight) if !(1..=MOST_WEIGHT).contains(&weight) => {
-            Err(format!("{KIND}: a weight of {weight} is out of range: 1 to {MOST_WEIGHT}"))
+        Some(weight) if !(1..=MAX_WEIGHT).contains(&weight) => {
+            Err(format!("{KIND}: a weight of {weight} is out of range: 1 to {MAX_WEIGHT}"))
         }
         _ => Ok(said),
     }
@@ -122,7 +122,7 @@ fn refuse_more(
     claim: &SeatParameters,
 ) -> Result<(), String> {
     // A program may give itself no more than the usual weight.
-    let most = class.weight.unwrap_or(USUAL_WEIGHT);
+    let most = class.weight.unwrap_or(DEFAULT_WEIGHT);
     if let Some(weight) = claim.weight.filter(|&weight| weight > most) {
         return Err(format!(
             "{KIND}: a weight of {weight} in a claim; its DeviceClass gives it {most} at most"

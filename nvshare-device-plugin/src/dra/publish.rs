@@ -18,7 +18,7 @@ const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 /// The length of a watch in seconds. Then the slices are listed again.
 const WATCH: u32 = 240;
 /// A connection that says nothing for this long is given up.
-const LONGEST_WATCH: Duration = Duration::from_secs(WATCH as u64 + 10);
+const MAX_WATCH: Duration = Duration::from_secs(WATCH as u64 + 10);
 /// Slices are listed no sooner after one another.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -55,7 +55,7 @@ pub async fn keep(
                 let mut events = Box::pin(events);
                 // An event, the end of the watch, or an error: all are a reason to list anew.
                 tokio::select! {
-                    _ = timeout(LONGEST_WATCH, events.next()) => {}
+                    _ = timeout(MAX_WATCH, events.next()) => {}
                     _ = offered.changed() => {}
                     () = again.notified() => {}
                 }

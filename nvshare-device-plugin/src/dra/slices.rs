@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use nvshare_proto::GpuUuid;
-use nvshare_proto::units::LEAST_MEMORY;
+use nvshare_proto::units::MIN_MEMORY_LIMIT;
 
 use super::{DRIVER, quantities};
 use crate::cards::Versions;
@@ -24,7 +24,7 @@ pub const COMPUTE: &str = "compute";
 pub const SLOTS: &str = "slots";
 
 /// Longest text of an attribute.
-const LONGEST_ATTRIBUTE: usize = 64;
+const MAX_ATTRIBUTE: usize = 64;
 
 /// The name of a GPU's device: a DNS label.
 #[must_use]
@@ -48,7 +48,7 @@ pub fn device(card: &Card, versions: &Versions, options: &Options) -> Device {
     let memory = most_memory(card, options).map(|most| {
         // The API server refuses a slice whose default lies outside the range.
         let usual = options.slot_memory.map_or(most, |slot| slot.min(most));
-        let least = LEAST_MEMORY.min(usual);
+        let least = MIN_MEMORY_LIMIT.min(usual);
         let all = most.max(usual.saturating_mul(slots));
         (MEMORY, capacity([all, usual, least, most].map(quantities::bytes), None))
     });
@@ -83,7 +83,7 @@ fn attributes(card: &Card, versions: &Versions) -> BTreeMap<String, DeviceAttrib
     let version = |text: &String| {
         Some(DeviceAttribute { version: Some(semantic(text)?), ..DeviceAttribute::default() })
     };
-    let model = card.model.clone().filter(|model| !model.is_empty() && model.len() <= LONGEST_ATTRIBUTE);
+    let model = card.model.clone().filter(|model| !model.is_empty() && model.len() <= MAX_ATTRIBUTE);
     let known = [
         ("uuid", Some(text(card.gpu.to_string()))),
         ("index", Some(number(card.index))),

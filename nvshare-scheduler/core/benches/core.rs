@@ -41,7 +41,7 @@ struct Shape {
     restless: bool,
 }
 
-const USUAL: Shape = Shape {
+const DEFAULT_SHAPE: Shape = Shape {
     clients: 1000,
     gpus: 8,
     each: 1,
@@ -248,7 +248,7 @@ fn row(what: &str, events: &mut [(u32, u64)]) {
 }
 
 /// Events of a world, for this long at most: a row says how many there were.
-const LONGEST: Duration = Duration::from_secs(4);
+const MAX_TIME: Duration = Duration::from_secs(4);
 
 fn turns(shape: Shape, events: u64, what: &str) {
     let named = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
@@ -260,7 +260,7 @@ fn turns(shape: Shape, events: u64, what: &str) {
     world.register_all();
     for n in 0..events {
         world.step(n);
-        if begin.elapsed() > LONGEST {
+        if begin.elapsed() > MAX_TIME {
             break;
         }
     }
@@ -268,7 +268,7 @@ fn turns(shape: Shape, events: u64, what: &str) {
 }
 
 fn all_at_once() {
-    let shape = Shape { gpus: 1, bytes: MIB, ..USUAL };
+    let shape = Shape { gpus: 1, bytes: MIB, ..DEFAULT_SHAPE };
     let mut world = World::new(shape, Duration::from_micros(1));
     world.register_all();
     let begin = Instant::now();
@@ -288,14 +288,14 @@ fn all_at_once() {
 
 /// Processes of one job come and go, each of which asks for many limits.
 fn limits() {
-    let shape = Shape { clients: 500, gpus: 1, bytes: MIB, one_job: true, limits: 3500, ..USUAL };
+    let shape = Shape { clients: 500, gpus: 1, bytes: MIB, one_job: true, limits: 3500, ..DEFAULT_SHAPE };
     let mut world = World::new(shape, Duration::from_micros(20));
     let begin = Instant::now();
     world.register_all();
     for n in 0..2000 {
         world.leaves(n % shape.clients);
         world.register(n % shape.clients);
-        if begin.elapsed() > LONGEST {
+        if begin.elapsed() > MAX_TIME {
             break;
         }
     }
@@ -303,7 +303,7 @@ fn limits() {
 }
 
 fn switches() {
-    let mut world = World::new(USUAL, Duration::from_micros(20));
+    let mut world = World::new(DEFAULT_SHAPE, Duration::from_micros(20));
     for client in 0..1000 {
         world.register(client);
         world.event("REQ_LOCK", Event::Message { client, message: ClientMessage::ReqLock });
@@ -334,14 +334,18 @@ fn main() {
         "{:<44} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8} {:>8}",
         "µs an event", "events", "mean", "median", "p99", "p99.9", "max", "sum s", "steps"
     );
-    turns(USUAL, events, "1000 clients, 8 GPUs, all fit");
-    turns(Shape { bytes: 12 * GIB, ..USUAL }, events, "1000 clients, 8 GPUs, 12 GiB each");
-    turns(Shape { bytes: GIB, ..USUAL }, events, "1000 clients, 8 GPUs, 1 GiB each");
-    turns(Shape { clients: 200, bytes: 12 * GIB, ..USUAL }, events, "200 clients, 8 GPUs, 12 GiB each");
+    turns(DEFAULT_SHAPE, events, "1000 clients, 8 GPUs, all fit");
+    turns(Shape { bytes: 12 * GIB, ..DEFAULT_SHAPE }, events, "1000 clients, 8 GPUs, 12 GiB each");
+    turns(Shape { bytes: GIB, ..DEFAULT_SHAPE }, events, "1000 clients, 8 GPUs, 1 GiB each");
+    turns(
+        Shape { clients: 200, bytes: 12 * GIB, ..DEFAULT_SHAPE },
+        events,
+        "200 clients, 8 GPUs, 12 GiB each",
+    );
     all_at_once();
     switches();
     limits();
-    let wide = Shape { clients: 200, each: 8, restless: true, ..USUAL };
+    let wide = Shape { clients: 200, each: 8, restless: true, ..DEFAULT_SHAPE };
     let events = events / 10;
     turns(wide, events, "200 clients on each of 8 GPUs, all fit");
     turns(Shape { bytes: 12 * GIB, ..wide }, events, "200 clients on each of 8 GPUs, 12 GiB each");
@@ -349,7 +353,7 @@ fn main() {
     let invented = Shape { gpus: 64, each: 64, ..wide };
     turns(Shape { bytes: MIB, ..invented }, events, "200 clients on each of 64 GPUs, all fit");
     turns(Shape { bytes: 12 * GIB, ..invented }, events, "200 clients on each of 64 GPUs, 12 GiB each");
-    let ranks = Shape { clients: 64, gpus: 64, gang: 64, restless: true, ..USUAL };
+    let ranks = Shape { clients: 64, gpus: 64, gang: 64, restless: true, ..DEFAULT_SHAPE };
     turns(ranks, events, "a gang of 64, a GPU each, fits");
     let two = Shape { clients: 128, bytes: 12 * GIB, ..ranks };
     turns(two, events, "two gangs of 64, a GPU each, 12 GiB each");

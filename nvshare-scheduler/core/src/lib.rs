@@ -35,7 +35,7 @@ pub use policy::exchange::Exchange;
 pub use policy::quantum::AutoTarget;
 pub use report::Output;
 pub use report::incidents::Incident;
-pub use state::client::{ClientId, Gang, Identity, MOST_GPUS_EACH};
+pub use state::client::{ClientId, Gang, Identity, MAX_GPUS_PER_CLIENT};
 pub use state::config::{Config, GpuConfig, Together};
 #[cfg(feature = "test-api")]
 pub use state::cost::{HandOverCosts, RecentMean};

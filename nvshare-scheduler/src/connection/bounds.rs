@@ -25,7 +25,7 @@ const PART_OF_SEAT: usize = 8;
 /// One of this many parts of all places is for users, containers and seats that have few: no others can take them, however many they are.
 const PART_FOR_FEW: usize = 4;
 /// Fewer places than this are few.
-const LEAST: usize = 4;
+const MIN_PLACES: usize = 4;
 
 /// Places for clients.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Bounds {
         };
         let own = taken.entry(whom.clone()).or_insert_with(fresh);
         let part = if matches!(whom, Whom::Seat(_)) { PART_OF_SEAT } else { PART };
-        let left_for_few = if own.places < LEAST { 0 } else { self.most / PART_FOR_FEW };
+        let left_for_few = if own.places < MIN_PLACES { 0 } else { self.most / PART_FOR_FEW };
         if all + left_for_few >= self.most || own.places >= (self.most / part).max(1) {
             return None;
         }
@@ -163,7 +163,7 @@ mod tests {
         assert!(full.iter().all(|places| places.len() == 16), "{full:?}");
         // A quarter is left. All that come later have their least.
         let few: Vec<_> = (6..14).map(take_all).collect();
-        assert!(few.iter().all(|places| places.len() == LEAST), "{few:?}");
+        assert!(few.iter().all(|places| places.len() == MIN_PLACES), "{few:?}");
         assert!(bounds.take(Whom::User(Some(1))).is_none(), "all are taken");
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
-use nvshare_core::{Gang, Identity, MOST_GPUS_EACH};
+use nvshare_core::{Gang, Identity, MAX_GPUS_PER_CLIENT};
 use nvshare_proto::{ClientMessage, GpuUuid, Register, Reply, Request, SchedulerMessage, Seldom, Usage};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -29,7 +29,7 @@ const LISTS_FOR: Duration = Duration::from_secs(10);
 /// Longest time, for each frame and altogether, for which the socket of a process that is gone is read.
 const LAST_WORDS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
 /// Longest name of a program that is shown.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME: usize = 64;
 /// The reason for refusing a process that names more GPUs than the machine can have.
 const TOO_MANY_GPUS: &str = "more GPUs are named than the machine can have";
 /// Frames that one connection may send.
@@ -97,8 +97,9 @@ pub(super) async fn serve(
     let identity = Identity { tenant: own.map(Tenant::number), gang, ..caller.peer.identity };
     let (to_client, outgoing) = mpsc::channel(BACKLOG);
     register.name = shown(&register.name);
-    if register.usage.len() > MOST_GPUS_EACH {
-        let reason = format!("{} GPUs in one registration; at most {MOST_GPUS_EACH}", register.usage.len());
+    if register.usage.len() > MAX_GPUS_PER_CLIENT {
+        let reason =
+            format!("{} GPUs in one registration; at most {MAX_GPUS_PER_CLIENT}", register.usage.len());
         return refuse(&mut framed, reason).await;
     }
     if let Some(reason) = refusal(&caller, place.as_ref(), register.usage.iter().map(|usage| usage.gpu)) {
@@ -319,7 +320,7 @@ async fn news_of(host: &mut Option<Account>) -> News {
 
 /// A name that may be shown to people and sent in frames: without characters that control a terminal or the direction of text.
 fn shown(name: &str) -> String {
-    name.chars().filter(|&c| processes::is_harmless(c)).take(LONGEST_NAME).collect()
+    name.chars().filter(|&c| processes::is_harmless(c)).take(MAX_NAME).collect()
 }
 
 /// The process's place in its tenant, if it has one; the process is told of it. Without one, its limits are its own.
@@ -345,7 +346,7 @@ mod tests {
             ("python3.12", "python3.12"),
             ("tr\u{e4}ner 2", "tr\u{e4}ner 2"),
             ("a\u{202e}exe.b\u{7}\u{200b}\n", "aexe.b"),
-            (&"x".repeat(99), &"x".repeat(LONGEST_NAME)),
+            (&"x".repeat(99), &"x".repeat(MAX_NAME)),
         ] {
             assert_eq!(shown(name), expected);
         }

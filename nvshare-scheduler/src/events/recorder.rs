@@ -28,15 +28,15 @@ struct Known {
 }
 
 /// Longest name of a client in an event, in letters.
-const LONGEST_NAME: usize = 40;
+const MAX_NAME: usize = 40;
 
 /// A command without the program's folder, and with as many of its arguments as a line has room for.
 fn in_short(command: &str) -> String {
     let whole = short_command(command);
-    if whole.chars().count() <= LONGEST_NAME {
+    if whole.chars().count() <= MAX_NAME {
         return whole;
     }
-    whole.chars().take(LONGEST_NAME - 1).chain(['…']).collect()
+    whole.chars().take(MAX_NAME - 1).chain(['…']).collect()
 }
 
 impl Recorder {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nvshare_core::MOST_GPUS_EACH;
+use nvshare_core::MAX_GPUS_PER_CLIENT;
 use nvshare_proto::GpuUuid;
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -52,7 +52,7 @@ const NAMES_OF_A_GPU: usize = 16;
 /// machine has.
 pub(crate) fn most_named(descriptions: &Path) -> usize {
     let there = fs::read_dir(descriptions).into_iter().flatten().count();
-    if there == 0 { MOST_GPUS_EACH } else { (there * NAMES_OF_A_GPU).min(MOST_GPUS_EACH) }
+    if there == 0 { MAX_GPUS_PER_CLIENT } else { (there * NAMES_OF_A_GPU).min(MAX_GPUS_PER_CLIENT) }
 }
 
 /// The machine's GPUs as they were last listed. The kernel module may take its time to describe them, and nobody's grant waits for that: a

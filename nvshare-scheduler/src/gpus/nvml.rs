@@ -55,7 +55,7 @@ impl NvmlThread {
             for gpu in received {
                 let seen = look(&nvml, gpu);
                 if let Err(error) = &seen
-                    && silent.len() < MOST_SILENT
+                    && silent.len() < MAX_SILENT
                     && silent.insert(gpu)
                 {
                     info!("NVML says nothing of {gpu} ({error}): it is as large as was known before");
@@ -91,7 +91,7 @@ fn why(error: &NvmlError) -> String {
 }
 
 /// Most GPUs that are logged, once each, as unknown to NVML.
-const MOST_SILENT: usize = 64;
+const MAX_SILENT: usize = 64;
 
 /// Asks NVML about a GPU.
 fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<Seen, NvmlError> {

@@ -19,7 +19,7 @@ use tokio::sync::mpsc as channel;
 
 pub(crate) use ledger::Owner;
 use movable::MovableBytes;
-use worker::{MOST_EACH, Worker};
+use worker::{MAX_EACH, Worker};
 
 use crate::lock::lock;
 
@@ -45,7 +45,7 @@ pub(crate) enum News {
 }
 
 /// News that may wait for a client: an answer, and that others lack memory.
-const MOST_NEWS: usize = 2;
+const MAX_NEWS: usize = 2;
 
 #[derive(Debug)]
 enum Request {
@@ -112,7 +112,7 @@ impl HostMemory {
 
     /// The account of a new client.
     pub(crate) fn open(&self, client: u64, owner: Owner) -> Account {
-        let (answer, news) = channel::channel(MOST_NEWS);
+        let (answer, news) = channel::channel(MAX_NEWS);
         let most = MovableBytes::default();
         let _ = self.requests.send(Request::Open { client, owner, most: most.clone(), news: answer.clone() });
         Account {
@@ -122,7 +122,7 @@ impl HostMemory {
             news,
             asks: false,
             has: BTreeSet::new(),
-            may_claim: MOST_EACH,
+            may_claim: MAX_EACH,
             movable: BTreeMap::new(),
             most,
         }
@@ -265,7 +265,7 @@ mod tests {
         let said: Vec<Request> = received.try_iter().collect();
         assert!(matches!(&said[..], [Request::Open { .. }, Request::Claim { .. }]), "{said:?}");
         // It can neither claim without end, nor say by turns that it has a segment and that it has not.
-        for _ in 0..MOST_EACH {
+        for _ in 0..MAX_EACH {
             account.claim((0..4000).map(held).collect());
             account.give_back(1);
         }
@@ -273,7 +273,7 @@ mod tests {
             |request| if let Request::Claim { segments, .. } = request { segments.len() } else { 0 };
         let (claims, rest): (Vec<Request>, Vec<Request>) =
             received.try_iter().partition(|request| matches!(request, Request::Claim { .. }));
-        assert_eq!(claims.into_iter().map(claimed).sum::<usize>(), MOST_EACH - 2);
+        assert_eq!(claims.into_iter().map(claimed).sum::<usize>(), MAX_EACH - 2);
         assert_eq!(rest.len(), 1, "{rest:?}");
         // It gives back once each segment that it has got.
         let file = std::fs::File::open("/dev/null").unwrap();

@@ -22,9 +22,9 @@ use rustix::fs::{
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 /// Threads that touch a segment, at most.
-const MOST_THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 /// The fewest bytes for which a thread is started.
-const LEAST_PER_THREAD: usize = 8 * MIB as usize;
+const MIN_PER_THREAD: usize = 8 * MIB as usize;
 const PAGE: usize = 4096;
 
 /// Makes a segment. All of its pages are there, and it is mapped nowhere.
@@ -50,7 +50,7 @@ pub(super) fn make(bytes: u64) -> io::Result<OwnedFd> {
 /// Has the kernel find all pages of a new mapping, by several threads.
 fn touch(begin: usize, length: usize) -> io::Result<()> {
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    let threads = (processors / 2).min(MOST_THREADS).min(length / LEAST_PER_THREAD).max(1);
+    let threads = (processors / 2).min(MAX_THREADS).min(length / MIN_PER_THREAD).max(1);
     let share = length.div_ceil(threads).next_multiple_of(PAGE);
     thread::scope(|scope| {
         let begun: Vec<_> = (0..length)

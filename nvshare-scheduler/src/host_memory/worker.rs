@@ -9,21 +9,21 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::units::{Bytes, MIB};
-use nvshare_proto::{HostSegment, MOST_SEGMENTS, SEGMENT, Seldom};
+use nvshare_proto::{HostSegment, MAX_SEGMENTS, SEGMENT, Seldom};
 use tokio::sync::mpsc as channel;
 use tracing::{debug, info, warn};
 
 use super::ledger::Ledger;
 use super::movable::MovableBytes;
 use super::segment;
-use super::{Budget, Lot, MOST_NEWS, News, Owner, Request, Shown};
+use super::{Budget, Lot, MAX_NEWS, News, Owner, Request, Shown};
 use crate::lock::lock;
 use crate::log;
 
 /// How often the kernel is asked whether a returned segment is still used.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Longest time for such questions at a time, but for the last one of them.
-const LONGEST_LOOK: Duration = Duration::from_millis(50);
+const MAX_LOOK: Duration = Duration::from_millis(50);
 /// The time after its start in which a scheduler hears what clients have from an earlier one: each looks for a scheduler once a second.
 const HEARS_CLAIMS: Duration = Duration::from_secs(10);
 /// Segments are whole numbers of these.
@@ -38,7 +38,7 @@ const TELL_AGAIN: Duration = Duration::from_millis(20);
 /// Claims of clients that are not believed.
 static NOT_BELIEVED: Seldom = Seldom::new(log::warn);
 /// Segments that one owner may have.
-pub(super) const MOST_EACH: usize = 512;
+pub(super) const MAX_EACH: usize = 512;
 
 /// A segment that is out.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl Worker {
             }
             if Instant::now() >= next_look {
                 // The memory of a large program comes back without a pause, between two requests at most.
-                let pause = if self.sweep(LONGEST_LOOK) { Duration::ZERO } else { LOOK_AGAIN };
+                let pause = if self.sweep(MAX_LOOK) { Duration::ZERO } else { LOOK_AGAIN };
                 next_look = Instant::now() + pause;
             }
         }
@@ -225,7 +225,7 @@ impl Worker {
             return true;
         }
         let is_segment = (GRANULE..=SEGMENT).contains(&bytes) && bytes.is_multiple_of(GRANULE);
-        let is_heard = Instant::now() < self.hears_claims_until && claims.len() < MOST_EACH;
+        let is_heard = Instant::now() < self.hears_claims_until && claims.len() < MAX_EACH;
         match claims.entry(number) {
             Entry::Occupied(_) => true,
             Entry::Vacant(claim) if is_segment && is_heard && bytes <= may_have => {
@@ -241,13 +241,13 @@ impl Worker {
         let bytes = bytes.min(self.left_of_memory(client));
         let Some(&Client { owner, .. }) = self.clients.get(&client) else { return (Lot::new(), 0) };
         let mut lot = Lot::new();
-        let mut lacking = bytes.min(MOST_SEGMENTS as u64 * self.largest);
-        while lacking > 0 && lot.len() < MOST_SEGMENTS {
+        let mut lacking = bytes.min(MAX_SEGMENTS as u64 * self.largest);
+        while lacking > 0 && lot.len() < MAX_SEGMENTS {
             let bytes = lacking.next_multiple_of(GRANULE).min(self.largest).min(self.ledger.left(owner));
             let bytes = bytes - bytes % GRANULE;
             let has = self.out.iter().filter(|out| out.owner == owner).count();
             // One owner leaves others some.
-            let is_full = has >= MOST_EACH.min(self.most.div_ceil(2)) || self.out.len() >= self.most;
+            let is_full = has >= MAX_EACH.min(self.most.div_ceil(2)) || self.out.len() >= self.most;
             if bytes == 0 || is_full {
                 break;
             }
@@ -276,7 +276,7 @@ impl Worker {
             let has_some = !client.claims.is_empty() || self.out.iter().any(|out| out.client == Some(id));
             let knows = client.told.is_some_and(|told| told.elapsed() < TELL_AGAIN);
             // A client that has not read the last news yet is not told; so there is a place for an answer.
-            let is_idle = client.news.capacity() == MOST_NEWS;
+            let is_idle = client.news.capacity() == MAX_NEWS;
             if id != asker && bytes > 0 && has_some && !knows && is_idle {
                 client.told = Some(Instant::now());
                 let _ = client.news.try_send(News::Short(bytes));

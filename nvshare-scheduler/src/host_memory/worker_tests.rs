@@ -22,7 +22,7 @@ fn worker(most: usize, settle: Duration) -> Worker {
     worker.available = plenty;
     worker.largest = SEGMENT;
     for client in [1, 2] {
-        let (news, _) = channel::channel(MOST_NEWS);
+        let (news, _) = channel::channel(MAX_NEWS);
         let most = MovableBytes::default();
         most.set(&[(gpu(client as u8), ALL)].into());
         worker.serve(Request::Open { client, owner: Owner::Client(client), most, news });
@@ -88,7 +88,7 @@ fn what_a_client_had_comes_back_without_pauses() {
     static LOOKS: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
     worker.empty_if_unused = |segment| {
         LOOKS.lock().unwrap().push(Instant::now());
-        std::thread::sleep(LONGEST_LOOK);
+        std::thread::sleep(MAX_LOOK);
         segment::empty_if_unused(segment)
     };
     (0..SEGMENTS).for_each(|_| drop(worker.make(1, 2 * MIB)));

@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 use super::control_groups::Groups;
 
 /// Longest command that is shown, in characters.
-const LONGEST_COMMAND: usize = 160;
+const MAX_COMMAND: usize = 160;
 
 /// A process, as the kernel describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -50,12 +50,12 @@ pub(crate) struct Looks {
 }
 
 /// Looks under way at a time: each takes a thread.
-const MOST_LOOKS: usize = 4;
+const MAX_LOOKS: usize = 4;
 
 impl Default for Looks {
     fn default() -> Self {
         let read = |pid| fs::read(format!("/proc/{pid}/cmdline")).ok();
-        Self { places: Arc::new(Semaphore::new(MOST_LOOKS)), read }
+        Self { places: Arc::new(Semaphore::new(MAX_LOOKS)), read }
     }
 }
 
@@ -116,7 +116,7 @@ fn command(arguments: &[u8]) -> Option<String> {
 /// A line, shortened. A process chooses its arguments itself, and a terminal obeys control characters.
 fn harmless(line: &str) -> String {
     let line: String = line.chars().map(|c| if is_shown(c) { c } else { ' ' }).collect();
-    match line.char_indices().nth(LONGEST_COMMAND) {
+    match line.char_indices().nth(MAX_COMMAND) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line,
     }
@@ -144,7 +144,7 @@ mod tests {
             (b"", None),
             (b"a\x1b[31m\0b\nc\0", Some("a [31m b c".to_owned())),
             ("x\u{202e}fdp.sh\0\u{e4}\u{2066}".as_bytes(), Some("x fdp.sh \u{e4} ".to_owned())),
-            (&[b'x'; 500], Some("x".repeat(LONGEST_COMMAND) + "…")),
+            (&[b'x'; 500], Some("x".repeat(MAX_COMMAND) + "…")),
         ] {
             assert_eq!(command(arguments), expected);
         }

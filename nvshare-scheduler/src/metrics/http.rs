@@ -43,7 +43,7 @@ const READERS: usize = 32;
 /// Questions whether the scheduler is alive at a time, at most.
 const PROBES: usize = 32;
 /// Longest request, in bytes.
-const LONGEST: usize = 8192;
+const MAX_REQUEST: usize = 8192;
 /// Longest time for a request to arrive.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time for an answer to be read.
@@ -242,7 +242,7 @@ async fn request(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     while !text.windows(4).any(|end| end == b"\r\n\r\n") {
         let read = stream.read(&mut chunk).await.ok().filter(|&read| read > 0)?;
         text.extend_from_slice(&chunk[..read]);
-        if text.len() > LONGEST {
+        if text.len() > MAX_REQUEST {
             return None;
         }
     }
@@ -323,7 +323,7 @@ mod tests {
             (b"GET /metrics\r\n\r\n", None),
             (b"\r\n\r\n", None),
             (b"GET /metrics HTTP/1.1\r\n", None),
-            (&[b'x'; LONGEST + 9], None),
+            (&[b'x'; MAX_REQUEST + 9], None),
         ] {
             assert_eq!(request(&mut &bytes[..]).await.as_deref(), path, "{}", String::from_utf8_lossy(bytes));
         }

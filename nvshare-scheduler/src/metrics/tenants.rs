@@ -4,15 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use nvshare_core::{MOST_GPUS_EACH, Time};
+use nvshare_core::{MAX_GPUS_PER_CLIENT, Time};
 use nvshare_proto::GpuUuid;
 
 use super::{OfGpu, OfTenant};
 
 /// Tenants on GPUs that have series of their own.
-const MOST: usize = 1024;
+const MAX_TENANTS: usize = 1024;
 /// Those of one user, or of one container.
-const MOST_EACH: usize = 128;
+const MAX_EACH: usize = 128;
 /// Tenants that have gone are shown for this long, so that a reader sees their last figures.
 pub(super) const SHOWN_AFTER_END: Duration = Duration::from_secs(600);
 /// The label of what has no series of its own.
@@ -53,7 +53,7 @@ fn others_on(gpu: &OfGpu) -> OfTenant {
 impl Tenants {
     /// The labels of a GPU that a client uses.
     pub(super) fn gpu(&mut self, gpu: GpuUuid) -> OfGpu {
-        if self.gpus.len() < MOST_GPUS_EACH {
+        if self.gpus.len() < MAX_GPUS_PER_CLIENT {
             self.gpus.insert(gpu);
         }
         self.shown_gpu(gpu)
@@ -61,13 +61,13 @@ impl Tenants {
 
     /// The labels under which a GPU is shown.
     fn shown_gpu(&self, gpu: GpuUuid) -> OfGpu {
-        let is_other = self.gpus.len() >= MOST_GPUS_EACH && !self.gpus.contains(&gpu);
+        let is_other = self.gpus.len() >= MAX_GPUS_PER_CLIENT && !self.gpus.contains(&gpu);
         if is_other { OfGpu { gpu_uuid: OTHER.to_owned() } } else { OfGpu::new(gpu) }
     }
 
     /// Whether a tenant that is not known may have series of its own.
     fn has_place_for(&self, tenant: &OfTenant) -> bool {
-        self.known.len() < MOST && self.each.get(&whose(tenant)).is_none_or(|&has| has < MOST_EACH)
+        self.known.len() < MAX_TENANTS && self.each.get(&whose(tenant)).is_none_or(|&has| has < MAX_EACH)
     }
 
     /// The figures of a tenant on a GPU, or on all of them, in a map that grows no larger than the counters are.
@@ -81,7 +81,7 @@ impl Tenants {
         let own = tenant.on(&gpu);
         let is_known = self.known.contains_key(&own) || self.wholes.contains_key(&own);
         // One that no event has named yet is not known.
-        let is_own = is_known || self.has_place_for(&own) && shown.len() < MOST;
+        let is_own = is_known || self.has_place_for(&own) && shown.len() < MAX_TENANTS;
         shown.entry(if is_own { own } else { others_on(&gpu) }).or_default()
     }
 

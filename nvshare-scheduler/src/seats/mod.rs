@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nvshare_core::MOST_GPUS_EACH;
+use nvshare_core::MAX_GPUS_PER_CLIENT;
 use nvshare_proto::{Asked, Given, GpuUuid, Holder, Seat, SeatName, Seldom};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -32,7 +32,7 @@ const LOOK_AFTER_EVERY: Duration = Duration::from_secs(1);
 /// A process that registers within this time after its seat's limits have changed may have read the earlier ones.
 const READ_BEFORE: Duration = Duration::from_secs(10);
 /// Longest part of a holder's name. Kubernetes has the same limit.
-const LONGEST_NAME: usize = 253;
+const MAX_NAME: usize = 253;
 /// Tried again every few milliseconds.
 static NOT_ACCEPTED: Seldom = Seldom::new(log::warn);
 /// Tried again each second.
@@ -135,8 +135,8 @@ fn check(seat: &Seat) -> Result<(), String> {
     if slots.is_empty() {
         return Err("a seat without a slot".to_owned());
     }
-    if slots.len() > MOST_GPUS_EACH {
-        return Err(format!("{} slots in one seat; at most {MOST_GPUS_EACH}", slots.len()));
+    if slots.len() > MAX_GPUS_PER_CLIENT {
+        return Err(format!("{} slots in one seat; at most {MAX_GPUS_PER_CLIENT}", slots.len()));
     }
     if gpus.len() < slots.len() {
         return Err("two slots of one seat on the same GPU".to_owned());
@@ -150,7 +150,7 @@ fn check(seat: &Seat) -> Result<(), String> {
 fn check_holder(holder: &Holder) -> Result<(), String> {
     let is_name = |text: &String| {
         let is_of_names = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        (1..=LONGEST_NAME).contains(&text.len()) && text.bytes().all(is_of_names)
+        (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(is_of_names)
     };
     let Holder { namespace, pod, container } = holder;
     match [namespace, pod, container].into_iter().find(|text| !is_name(text)) {
@@ -225,13 +225,13 @@ impl Seats {
                 return Err(format!("seat {name} has other slots: {}", slots_of(there).join(", ")));
             }
             Some(Record { holder, came, .. }) => (holder.clone(), *came, "has other limits now"),
-            None if count >= descriptors::MOST_SEATS => {
+            None if count >= descriptors::MAX_SEATS => {
                 return Err(format!("no more seats: there are {count}, which are the most"));
             }
             None if count >= self.0.most => {
                 return Err(format!(
                     "no more seats: there are {count}; a higher limit of open files (ulimit -n) allows more, up to {}",
-                    descriptors::MOST_SEATS
+                    descriptors::MAX_SEATS
                 ));
             }
             None => (None, false, "is made"),
@@ -487,7 +487,7 @@ mod tests {
         let slot = |gpu| Slot { gpu, number: 0 };
         let seat = |slots: &[Slot]| Seat { slots: slots.into(), given };
         assert_eq!(check(&seat(&[slot(gpu), slot(other)])), Ok(()));
-        let many: Vec<Slot> = (0..=MOST_GPUS_EACH).map(|gpu| slot(GpuUuid([gpu as u8; 16]))).collect();
+        let many: Vec<Slot> = (0..=MAX_GPUS_PER_CLIENT).map(|gpu| slot(GpuUuid([gpu as u8; 16]))).collect();
         assert!(check(&seat(&many)).unwrap_err().contains("at most"));
     }
 

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use nvshare_proto::units::{Bytes, LEAST_MEMORY, MAX_QUANTUM, MIN_QUANTUM};
-use nvshare_proto::{Enforcement, Given, MOST_WEIGHT, Priority, QuantumRule};
+use nvshare_proto::units::{Bytes, MAX_QUANTUM, MIN_MEMORY_LIMIT, MIN_QUANTUM};
+use nvshare_proto::{Enforcement, Given, MAX_WEIGHT, Priority, QuantumRule};
 
 /// Whether a quantum can be followed.
 ///
@@ -64,16 +64,17 @@ pub(crate) fn enforcement_name(enforcement: Enforcement) -> &'static str {
 /// # Errors
 /// The first setting that cannot be followed.
 pub(crate) fn check(given: Given) -> Result<(), String> {
-    if let Some(weight) = given.weight.filter(|weight| !(1..=MOST_WEIGHT).contains(weight)) {
-        return Err(format!("a weight of {weight} is out of range: 1 to {MOST_WEIGHT}"));
+    if let Some(weight) = given.weight.filter(|weight| !(1..=MAX_WEIGHT).contains(weight)) {
+        return Err(format!("a weight of {weight} is out of range: 1 to {MAX_WEIGHT}"));
     }
     if let Some(percent) = given.compute.filter(|&percent| percent > 100) {
         return Err(format!("a compute limit of {percent} % is out of range: 1 to 100"));
     }
     match given.memory {
-        Some(bytes @ 1..LEAST_MEMORY) => {
-            Err(format!("a memory limit of {bytes} bytes is too small: the least is {}", Bytes(LEAST_MEMORY)))
-        }
+        Some(bytes @ 1..MIN_MEMORY_LIMIT) => Err(format!(
+            "a memory limit of {bytes} bytes is too small: the least is {}",
+            Bytes(MIN_MEMORY_LIMIT)
+        )),
         _ => Ok(()),
     }
 }

@@ -69,7 +69,7 @@ struct State {
 }
 
 /// The largest number of jobs with settings: a machine runs fewer, and those of jobs that have ended are to be taken back.
-const MOST_JOBS: usize = 4096;
+const MAX_JOBS: usize = 4096;
 
 #[derive(Debug, PartialEq)]
 struct Own {
@@ -147,11 +147,11 @@ impl Store {
         };
         if now == Given::default() {
             self.state.job.remove(&job);
-        } else if self.state.job.len() < MOST_JOBS || self.state.job.contains_key(&job) {
+        } else if self.state.job.len() < MAX_JOBS || self.state.job.contains_key(&job) {
             self.state.job.insert(job, now);
         } else {
             return Err(format!(
-                "too many jobs: {MOST_JOBS} have settings; an epilog takes them back when a job ends"
+                "too many jobs: {MAX_JOBS} have settings; an epilog takes them back when a job ends"
             ));
         }
         Ok(self.changed())
@@ -376,10 +376,10 @@ mod tests {
     fn there_are_so_many_jobs_with_settings() {
         let mut store = Store::default();
         let given = Given { memory: Some(1 << 30), ..Given::default() };
-        for job in 0..MOST_JOBS as u32 {
+        for job in 0..MAX_JOBS as u32 {
             let _ = store.bound_job(job, given).unwrap();
         }
-        assert!(store.bound_job(MOST_JOBS as u32, given).unwrap_err().contains("epilog"));
+        assert!(store.bound_job(MAX_JOBS as u32, given).unwrap_err().contains("epilog"));
         assert!(store.bound_job(0, Given { weight: Some(5), ..given }).is_ok(), "it is there");
     }
 

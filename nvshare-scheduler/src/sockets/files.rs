@@ -188,7 +188,7 @@ fn prepare(socket: &Path, mode: u32) -> Result<PathBuf, Error> {
 const QUEUE: i32 = 128;
 
 /// Bytes of the longest path to which a socket can be bound (`sun_path`, less the byte that ends it).
-const LONGEST: usize = 107;
+const MAX_PATH: usize = 107;
 
 /// Binds a socket; see [`bind_from`].
 fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
@@ -204,7 +204,7 @@ fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
 /// Another scheduler serves the path, another file is there, or the system refuses.
 pub(crate) fn bind_from(workshop: &Path, path: &Path, mode: u32) -> Result<Bound, Error> {
     // The temporary name may be short enough where the path is not: nobody could connect there.
-    if path.as_os_str().len() > LONGEST {
+    if path.as_os_str().len() > MAX_PATH {
         return Err(Error::TooLong { path: path.to_owned() });
     }
     let temporary = |what: &str| workshop.join(format!(".{what}{}", std::process::id()));
@@ -226,12 +226,12 @@ pub(crate) fn bind_from(workshop: &Path, path: &Path, mode: u32) -> Result<Bound
 }
 
 /// Attempts at a path that other schedulers use at the same moment.
-const MOST_ATTEMPTS: usize = 16;
+const MAX_ATTEMPTS: usize = 16;
 
 /// Links `fresh` to `path`; returns whether the socket of a scheduler that is gone was removed for it.
 fn link(fresh: &Path, stale: &Path, path: &Path) -> Result<bool, Error> {
     let mut replaced = false;
-    for _ in 0..MOST_ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         match fs::hard_link(fresh, path) {
             Ok(()) => return Ok(replaced),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -280,7 +280,7 @@ pub(crate) fn guard(folder: &Path, guarded: &Path) -> Result<Guard, Error> {
     let path = folder.join("nvshare-scheduler.lock");
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    for _ in 0..MOST_ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         let mut file = options.open(&path).map_err(at(&path))?;
         match file.try_lock() {
             Ok(()) => {}

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::SinkExt;
 use nvshare_proto::codec::{self, Frames};
-use nvshare_proto::{MOST_SEGMENTS, Reply, Request};
+use nvshare_proto::{MAX_SEGMENTS, Reply, Request};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -29,7 +29,7 @@ pub(crate) fn on(stream: UnixStream) -> Stream {
 }
 
 /// Longest frame of a registered client, in bytes, once it has listed what it has of the host's memory.
-const LONGEST: usize = 4096;
+const MAX_FRAME_READ: usize = 4096;
 
 /// Lets a registered client say only short things from now on. Its earlier frames take no more memory, nor
 /// does a frame that it never completes. Returns false if a longer one has begun.
@@ -37,8 +37,8 @@ pub(crate) fn shorten(framed: &mut Stream) -> bool {
     let buffer = framed.read_buffer_mut();
     let rest = std::mem::take(buffer);
     buffer.extend_from_slice(&rest);
-    framed.codec_mut().accept_at_most(LONGEST);
-    rest.len() <= LONGEST
+    framed.codec_mut().accept_at_most(MAX_FRAME_READ);
+    rest.len() <= MAX_FRAME_READ
 }
 
 /// Sends replies; false if the other end does not read.
@@ -57,7 +57,7 @@ pub(crate) async fn refuse(framed: &mut Stream, reason: impl Into<String>) {
     tell_all(framed, [Reply::Refused { reason: reason.into() }]).await;
 }
 
-/// Sends a reply with descriptors, at most [`MOST_SEGMENTS`]. Nothing may wait in the connection's buffer.
+/// Sends a reply with descriptors, at most [`MAX_SEGMENTS`]. Nothing may wait in the connection's buffer.
 ///
 /// # Errors
 /// The socket's errors.
@@ -69,7 +69,7 @@ pub(crate) async fn tell_with(
     let frame = codec::encode_in(framed.codec().version(), reply).map_err(io::Error::other)?;
     let stream = framed.get_ref();
     let send = || {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SEGMENTS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SEGMENTS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
             return Err(io::ErrorKind::OutOfMemory.into());

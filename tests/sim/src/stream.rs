@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 pub(crate) type Work = Arc<dyn Fn() + Send + Sync>;
 
 /// At most this many pieces of work may be outstanding on a stream; a call that adds one more waits for the oldest (measured).
-const MOST_OUTSTANDING: u64 = 1021;
+const MAX_OUTSTANDING: u64 = 1021;
 
 /// A number that is unique in this process.
 pub(crate) fn unique() -> u64 {
@@ -94,12 +94,12 @@ impl Queue {
 
     fn is_full(&self) -> bool {
         let state = self.state();
-        state.submitted - state.completed >= MOST_OUTSTANDING
+        state.submitted - state.completed >= MAX_OUTSTANDING
     }
 
     fn wait_until_not_full(&self) {
         let mut state = self.state();
-        while state.submitted - state.completed >= MOST_OUTSTANDING {
+        while state.submitted - state.completed >= MAX_OUTSTANDING {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }

@@ -25,12 +25,12 @@ pub(crate) const BLOCK: u64 = 2 << 20;
 /// The bytes that a block leaves behind where it was.
 const POISON: u8 = 0xdb;
 /// Blocks that all programs on a card may have together.
-const MOST_BLOCKS: usize = 64 * 1024;
-const MOST_GPUS: usize = 8;
+const MAX_BLOCKS: usize = 64 * 1024;
+const MAX_GPUS: usize = 8;
 /// Processes that may have blocks on a card at a time.
-const MOST_OWNERS: usize = 1024;
+const MAX_OWNERS: usize = 1024;
 /// Processes that may have a block beside its owner.
-const MOST_SHARERS: usize = 6;
+const MAX_SHARERS: usize = 6;
 /// The number of kernels whose times are kept.
 pub(crate) const TRACE: usize = 1 << 16;
 
@@ -61,7 +61,7 @@ struct Block {
     /// The number under which other processes may get it; 0: they may not.
     shared: u64,
     /// Other processes that have it; 0: none.
-    sharers: [u32; MOST_SHARERS],
+    sharers: [u32; MAX_SHARERS],
 }
 
 impl Block {
@@ -74,7 +74,7 @@ impl Block {
         real: 0,
         last_use: 0,
         shared: 0,
-        sharers: [0; MOST_SHARERS],
+        sharers: [0; MAX_SHARERS],
     };
 }
 
@@ -139,12 +139,12 @@ struct Gpu {
     /// No block from here on was ever taken.
     high: u32,
     /// Processes that may have blocks; zero: none.
-    owners: [u32; MOST_OWNERS],
+    owners: [u32; MAX_OWNERS],
     free_frames: u32,
     /// The free frames that are kept for blocks on the host.
     kept_frames: u32,
-    frame_stack: [u32; MOST_BLOCKS],
-    blocks: [Block; MOST_BLOCKS],
+    frame_stack: [u32; MAX_BLOCKS],
+    blocks: [Block; MAX_BLOCKS],
 }
 
 #[repr(C)]
@@ -153,7 +153,7 @@ struct Header {
     gpus: u32,
     ran: AtomicU64,
     trace: [Ran; TRACE],
-    gpu: [Gpu; MOST_GPUS],
+    gpu: [Gpu; MAX_GPUS],
 }
 
 /// The mapped world.
@@ -166,7 +166,7 @@ pub(crate) struct World {
     real_block: usize,
     frames: usize,
     /// The state of this process, by card.
-    here: [Here; MOST_GPUS],
+    here: [Here; MAX_GPUS],
 }
 
 /// The work of this process on a card.
@@ -220,9 +220,9 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 impl World {
-    /// Maps the world, making it if this process is the first. Fails beyond [`MOST_GPUS`], and where it was made with other sizes.
+    /// Maps the world, making it if this process is the first. Fails beyond [`MAX_GPUS`], and where it was made with other sizes.
     pub(crate) fn open(config: Config) -> io::Result<Self> {
-        if config.gpus as usize > MOST_GPUS {
+        if config.gpus as usize > MAX_GPUS {
             return Err(io::Error::other("more GPUs than are simulated"));
         }
         if config.sparse {
@@ -240,11 +240,11 @@ impl World {
         // SAFETY: a descriptor.
         unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) };
         let real_block = (BLOCK / config.scale) as usize;
-        let frames = ((config.memory / BLOCK) as usize).min(MOST_BLOCKS);
+        let frames = ((config.memory / BLOCK) as usize).min(MAX_BLOCKS);
         let header_bytes = size_of::<Header>().next_multiple_of(4096);
         // The file takes no more of the disk than what is written.
-        let device_bytes = frames * BLOCK as usize * MOST_GPUS;
-        let host_bytes = MOST_BLOCKS * real_block * MOST_GPUS;
+        let device_bytes = frames * BLOCK as usize * MAX_GPUS;
+        let host_bytes = MAX_BLOCKS * real_block * MAX_GPUS;
         let length = header_bytes + device_bytes + host_bytes;
         let fresh = file.metadata()?.len() == 0;
         if fresh {
@@ -297,7 +297,7 @@ impl World {
         // looks before the file's lock is released.
         unsafe {
             (*self.header).gpus = self.config.gpus;
-            for g in 0..MOST_GPUS {
+            for g in 0..MAX_GPUS {
                 let gpu = self.gpu(g);
                 let mut attributes = std::mem::zeroed();
                 libc::pthread_mutexattr_init(&raw mut attributes);
@@ -345,7 +345,7 @@ impl World {
 
     fn host_bytes(&self, gpu: usize, block: u32) -> *mut u8 {
         // SAFETY: within the mapping.
-        unsafe { self.host_store.add((gpu * MOST_BLOCKS + block as usize) * self.real_block) }
+        unsafe { self.host_store.add((gpu * MAX_BLOCKS + block as usize) * self.real_block) }
     }
 
     fn block(&self, gpu: usize, block: u32) -> *mut Block {
@@ -377,7 +377,7 @@ impl World {
         // SAFETY: the card's fields and existing blocks, under its lock.
         unsafe {
             let mut index = (*at).first_free;
-            while found.len() < count && (index as usize) < MOST_BLOCKS {
+            while found.len() < count && (index as usize) < MAX_BLOCKS {
                 if index >= (*at).high || (*self.block(gpu, index)).place == Place::Free {
                     found.push(index);
                 }

@@ -34,7 +34,7 @@ pub(crate) struct Summary {
 }
 
 /// A client with less work than this, in milliseconds, is left out when clients are compared.
-const LEAST_MS: f64 = 1000.0;
+const MIN_MS: f64 = 1000.0;
 
 impl Summary {
     pub(crate) fn of(outcome: &Outcome) -> Self {
@@ -62,7 +62,7 @@ impl Summary {
 fn figures(clients: &[&Client]) -> Figures {
     let mut waits: Vec<f32> = clients.iter().flat_map(|client| client.seen.waits.iter().copied()).collect();
     let mut cycles: Vec<f32> = clients.iter().flat_map(|client| client.seen.cycles.iter().copied()).collect();
-    let wanted = || clients.iter().filter(|client| client.seen.wanted_ms >= LEAST_MS);
+    let wanted = || clients.iter().filter(|client| client.seen.wanted_ms >= MIN_MS);
     let got: Vec<f64> = wanted().map(|client| client.seen.done_ms / client.seen.wanted_ms).collect();
     let mut groups: BTreeMap<(Class, &[usize]), Vec<f64>> = BTreeMap::new();
     for client in wanted() {

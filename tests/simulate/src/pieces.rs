@@ -8,11 +8,11 @@ use crate::policies::uuid;
 use crate::world::{Event, World};
 
 /// Memory moves in pieces of [`ROOM_PIECE`], and in larger ones where there would be more than this many: that is enough for both ways at once.
-const MOST_PIECES: u64 = 32;
+const MAX_PIECES: u64 = 32;
 
 /// The size of the pieces in which `bytes` bytes move.
 fn piece_of(bytes: u64) -> u64 {
-    ROOM_PIECE.max(bytes / MOST_PIECES)
+    ROOM_PIECE.max(bytes / MAX_PIECES)
 }
 
 /// A client's memory on one GPU, as far as it moves in pieces.

@@ -12,9 +12,9 @@ use crate::memory::{driver_reserve, free};
 use crate::process::bell;
 
 /// How often one allocation finds that the driver has less than the account says, before it fails.
-const MOST_LOSSES: u32 = 16;
+const MAX_LOSSES: u32 = 16;
 /// How long one allocation that exceeds a limit is tried again.
-const LONGEST_CLIMB: Duration = Duration::from_secs(10);
+const MAX_CLIMB: Duration = Duration::from_secs(10);
 
 /// Why an allocation cannot be made now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl Ladder {
     pub(super) fn climb(&mut self, shortage: Shortage) -> Result<(), CUresult> {
         // Other threads may free small memory over and over, and none of it may ever be enough.
         if shortage == Shortage::Limit
-            && self.limited_since.get_or_insert_with(Instant::now).elapsed() > LONGEST_CLIMB
+            && self.limited_since.get_or_insert_with(Instant::now).elapsed() > MAX_CLIMB
         {
             return Err(CUresult::OUT_OF_MEMORY);
         }
@@ -116,7 +116,7 @@ impl Ladder {
 
     fn ask_for_other_room(&mut self, charged: u64) -> bool {
         let is_asked = self.kind == Kind::Mapped
-            && self.losses < MOST_LOSSES
+            && self.losses < MAX_LOSSES
             && self.device.lose_room(charged, bell::ring);
         self.losses += u32::from(is_asked);
         is_asked

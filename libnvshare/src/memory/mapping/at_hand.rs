@@ -20,7 +20,7 @@ const PART: u64 = GIB;
 /// chunks. Each of those had its price (measured: four to six of 208 chunks; with it, one).
 const LOST_OF: u64 = 32;
 /// No more than this is asked for in addition, in bytes: others may want it.
-const MOST_MORE: u64 = 256 * MIB;
+const MAX_MORE: u64 = 256 * MIB;
 /// How long a part is waited for: then what has room comes. Managed memory leaves at 16 GiB/s.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -64,7 +64,7 @@ impl AtHand {
             self.bytes = driver::free_memory().unwrap_or(coming);
             // Of less, even what it calls free may have its price: chunk after chunk took 38 ms (measured).
             if self.bytes < coming {
-                let more = (coming / LOST_OF).next_multiple_of(GRANULE).min(MOST_MORE);
+                let more = (coming / LOST_OF).next_multiple_of(GRANULE).min(MAX_MORE);
                 self.bytes = ask_for(bytes, coming + more, coming, device);
             }
         }

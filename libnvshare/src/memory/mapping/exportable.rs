@@ -19,7 +19,7 @@ use crate::work::contexts::Context;
 
 /// Fewest bytes of a new chunk where there may be `most`. As many come to the card in addition, for a moment.
 pub(in crate::memory) fn least_piece(span: u64, most: usize) -> u64 {
-    span.div_ceil(most.clamp(1, passing::MOST) as u64).next_multiple_of(CHUNK).min(span)
+    span.div_ceil(most.clamp(1, passing::MAX_DESCRIPTORS) as u64).next_multiple_of(CHUNK).min(span)
 }
 
 /// The next smaller size of new chunks.
@@ -204,18 +204,18 @@ mod tests {
             let mut lengths: Vec<u64> = super::super::split(span, CHUNK).map(|(_, bytes)| bytes).collect();
             let mut parts = 0;
             while !lengths.is_empty() {
-                let count = taken(lengths.iter().copied(), least_piece(span, passing::MOST));
-                assert!(lengths.drain(..count).sum::<u64>() <= least_piece(span, passing::MOST));
+                let count = taken(lengths.iter().copied(), least_piece(span, passing::MAX_DESCRIPTORS));
+                assert!(lengths.drain(..count).sum::<u64>() <= least_piece(span, passing::MAX_DESCRIPTORS));
                 parts += 1;
             }
-            assert!(parts <= passing::MOST, "{span}: {parts}");
-            assert!(least_piece(span, passing::MOST) <= CHUNK + span / 64, "{span}");
+            assert!(parts <= passing::MAX_DESCRIPTORS, "{span}: {parts}");
+            assert!(least_piece(span, passing::MAX_DESCRIPTORS) <= CHUNK + span / 64, "{span}");
         }
     }
 
     #[test]
     fn there_are_as_few_descriptors_as_the_free_memory_allows() {
-        let least = least_piece(2 * GIB, passing::MOST);
+        let least = least_piece(2 * GIB, passing::MAX_DESCRIPTORS);
         for (free, mib) in [(4 * GIB, 2048), (4 * GIB - 1, 1024), (GIB, 512), (70 * MIB, 32), (0, 32)] {
             assert_eq!(piece(2 * GIB, least, free) / MIB, mib, "{free}");
         }

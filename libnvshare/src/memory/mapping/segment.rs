@@ -13,7 +13,7 @@ use crate::work::contexts::Context;
 use crate::work::life::Gone;
 
 /// Threads that prefault a segment, at most.
-const MOST_THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// Memory from the system. It is given back when it is dropped, unless the driver still knows the addresses.
 #[derive(Debug)]
@@ -178,7 +178,7 @@ impl Segment {
     pub(super) fn prefault(&self) {
         const PAGE: usize = 4096;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (processors / 2).min(MOST_THREADS);
+        let threads = (processors / 2).min(MAX_THREADS);
         if threads < 2 {
             return;
         }

@@ -24,7 +24,7 @@ const CALLS: [&str; 5] = [
 /// The one of these functions that the runtime has.
 const BUILT_IN: &str = IPC[1];
 /// Larger code sections are not searched, in bytes: the first allocation would take noticeably longer.
-const MOST_CODE: u64 = 32 << 20;
+const MAX_CODE: u64 = 32 << 20;
 
 /// The function that the program calls and that refuses its memory, if the executable shows one. `shares`: the library itself
 /// shares the memory with other processes.
@@ -48,7 +48,7 @@ fn built_in(elf: &ElfFile64<'_>) -> Option<String> {
     // Most executables do not contain the name, and the search ends here.
     memmem::find(elf.section_by_name(".strtab")?.data().ok()?, BUILT_IN.as_bytes())?;
     let function = elf.symbols().find(|symbol| symbol.is_definition() && symbol.name() == Ok(BUILT_IN))?;
-    let mut code = elf.sections().filter(|s| s.kind() == SectionKind::Text && s.size() <= MOST_CODE);
+    let mut code = elf.sections().filter(|s| s.kind() == SectionKind::Text && s.size() <= MAX_CODE);
     let called = code.any(|s| s.data().is_ok_and(|code| calls(code, s.address(), function.address())));
     called.then(|| BUILT_IN.to_owned())
 }

@@ -107,7 +107,7 @@ fn module(findings: &mut Vec<Finding>) {
 }
 
 fn find() -> Option<PathBuf> {
-    const USUAL: [&str; 6] = [
+    const LIBRARY_NAMES: [&str; 6] = [
         "/usr/lib/x86_64-linux-gnu",
         "/usr/lib/aarch64-linux-gnu",
         "/usr/lib64",
@@ -117,7 +117,7 @@ fn find() -> Option<PathBuf> {
     ];
     let asked = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     env::split_paths(&asked)
-        .chain(USUAL.map(PathBuf::from))
+        .chain(LIBRARY_NAMES.map(PathBuf::from))
         .map(|directory| directory.join("libcuda.so.1"))
         .find(|path| path.is_file())
 }

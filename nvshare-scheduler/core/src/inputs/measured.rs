@@ -7,7 +7,7 @@ use nvshare_proto::units::Bytes;
 
 use crate::inputs::Measured;
 use crate::report::warnings::Topic;
-use crate::state::account::MOST_OVERHEAD;
+use crate::state::account::MAX_OVERHEAD;
 use crate::state::client::{Client, ClientId, Phase};
 use crate::state::gpu::{Size, Source};
 use crate::steps::books::Books;
@@ -27,7 +27,7 @@ impl Books {
             // The client has a context on the GPU and has not allocated anything there.
             let idle = |client: &Client| !client.accounts.contains_key(&uuid);
             size.overhead +=
-                if self.state().client(*id).is_some_and(idle) { used.min(MOST_OVERHEAD) } else { 0 };
+                if self.state().client(*id).is_some_and(idle) { used.min(MAX_OVERHEAD) } else { 0 };
         }
         for id in users {
             self.measure_client(id, measured, &mut size);

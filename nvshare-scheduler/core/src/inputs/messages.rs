@@ -10,7 +10,7 @@ use crate::policy::patience::{STUBBORN_AFTER, evict_again_after, retry_after};
 use crate::report::warnings::Topic;
 use crate::state::State;
 use crate::state::account::{Account, Order, Rates, Stays};
-use crate::state::client::{Client, ClientId, HandOver, MOST_GPUS_EACH, Phase, Why};
+use crate::state::client::{Client, ClientId, HandOver, MAX_GPUS_PER_CLIENT, Phase, Why};
 use crate::steps::books::Books;
 
 impl Books {
@@ -125,7 +125,7 @@ impl Books {
         let rates = self.state().gpu(usage.gpu).map_or_else(Rates::default, |gpu| gpu.rates);
         let known = self.state().account(id, usage.gpu).is_some();
         let used = self.state().client(id).map_or(0, |client| client.accounts.len());
-        if used >= MOST_GPUS_EACH && !known {
+        if used >= MAX_GPUS_PER_CLIENT && !known {
             return;
         }
         if !known {

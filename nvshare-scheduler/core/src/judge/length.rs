@@ -143,7 +143,7 @@ impl State {
         Some(Turn {
             started: gpu.turn.started(),
             quantum,
-            most_quanta: slices::most_quanta(ratio, turn::MOST_QUANTA),
+            most_quanta: slices::most_quanta(ratio, turn::MAX_QUANTA),
             even_at: self.now().saturating_add(catches_up.saturating_mul(beside)),
             beyond: gpu.longest_drain.max(slices::allowance(
                 ratio,

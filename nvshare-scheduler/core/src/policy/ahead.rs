@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use nvshare_proto::units::saturate_u32;
 
-use super::rhythm::LONGEST_SHORT_WORK;
+use super::rhythm::MAX_SHORT_WORK;
 use super::turn;
 
 /// Returns how far short work may run ahead of its share: by the longest turn of long work and one spell of
@@ -20,7 +20,7 @@ use super::turn;
 #[must_use]
 pub(crate) fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> Duration {
     let jobs = saturate_u32(jobs.max(1));
-    quantum.saturating_mul(turn::MOST_QUANTA).saturating_add(LONGEST_SHORT_WORK).min(max_wait / jobs)
+    quantum.saturating_mul(turn::MAX_QUANTA).saturating_add(MAX_SHORT_WORK).min(max_wait / jobs)
 }
 
 /// Short work that waits for a GPU which long work holds.

@@ -12,7 +12,7 @@ use nvshare_proto::units::saturate;
 /// The largest saving, and the largest debt with which short work goes ahead, are what this much time earns.
 pub(crate) const LEEWAY: Duration = Duration::from_secs(10);
 /// The largest debt is what this much time earns: a hand-over that took hours is not paid for with days.
-const MOST_DEBT: Duration = Duration::from_secs(60);
+const MAX_DEBT: Duration = Duration::from_secs(60);
 
 /// The balance of switching, in nanoseconds × 10⁶.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl Budget {
         let passed = now.saturating_sub(self.at);
         self.at = self.at.max(now);
         self.balance =
-            (self.balance + earned(passed, ppm)).clamp(-earned(MOST_DEBT, ppm), earned(LEEWAY, ppm));
+            (self.balance + earned(passed, ppm)).clamp(-earned(MAX_DEBT, ppm), earned(LEEWAY, ppm));
     }
 
     /// Spends the time that a hand-over took.

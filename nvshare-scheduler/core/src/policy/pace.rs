@@ -12,9 +12,9 @@ use std::time::Duration;
 /// Length of a spell and the rest behind it.
 pub(crate) const PERIOD: Duration = Duration::from_millis(250);
 /// Shortest spell, unless spell and rest would then take longer than a second.
-pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
+pub(crate) const MIN_RUN: Duration = Duration::from_millis(20);
 /// The largest credit that a job can owe after a drain that took longer than its spell, in nanoseconds.
-const MOST_DEBT: i64 = 5_000_000_000;
+const MAX_DEBT: i64 = 5_000_000_000;
 
 /// A job's use of the GPU, as far as its limit is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl Pace {
         let rate = if does == PaceState::Runs { self.percent - 100 } else { self.percent };
         let most = if does == PaceState::Sleeps { self.enough() } else { self.enough() * 2 };
         let credit = self.credit.saturating_add(passed.saturating_mul(rate));
-        self.credit = credit.clamp(-MOST_DEBT * 100, most);
+        self.credit = credit.clamp(-MAX_DEBT * 100, most);
     }
 
     /// Returns when a job that does not hold the GPU may hold it again.
@@ -86,7 +86,7 @@ impl Pace {
     /// Returns the credit for a whole spell: the amount that it uses up beyond what it earns meanwhile.
     fn enough(&self) -> i64 {
         let second = 1_000_000_000;
-        let period = nanos(PERIOD).max(nanos(SHORTEST) * 100 / self.percent).min(second);
+        let period = nanos(PERIOD).max(nanos(MIN_RUN) * 100 / self.percent).min(second);
         period * self.percent / 100 * (100 - self.percent)
     }
 }

@@ -41,4 +41,4 @@ pub(crate) fn evict_again_after(failures: u32) -> Duration {
 pub(crate) const PROMISE_LASTS: Duration = Duration::from_millis(500);
 
 /// The longest time, beyond the grace, that a restore may take, whatever its client says is absent.
-pub(crate) const LONGEST_RESTORE: Duration = Duration::from_secs(120);
+pub(crate) const MAX_RESTORE: Duration = Duration::from_secs(120);

@@ -13,7 +13,7 @@
 //!   its work between the two shows in one or two of the sums, not in all.
 //! - Turns are taken when [`ROUNDS`] rounds show a sum below [`LESS`] and none a sum of 1 or more. One sum of
 //!   1 or more is allowed if one more round shows a sum below [`LESS`]. On a busy host a program may be held
-//!   up in one turn. With more than [`MOST_ROUNDS`] rounds nothing is decided, and the jobs stay side by
+//!   up in one turn. With more than [`MAX_ROUNDS`] rounds nothing is decided, and the jobs stay side by
 //!   side.
 //! - While turns are taken, a window side by side shows every [`CHECK_EVERY`] whether that is still right. A
 //!   sum above 1 twice, or above [`CLEARLY`] once, ends them.
@@ -35,9 +35,9 @@ pub(crate) const CLEARLY: f64 = 1.05;
 /// This number of rounds with a small sum decides.
 pub(crate) const ROUNDS: usize = 3;
 /// More rounds than this are not tried in a row.
-pub(crate) const MOST_ROUNDS: usize = 5;
+pub(crate) const MAX_ROUNDS: usize = 5;
 /// Jobs of a set that is measured: with more, each would wait for long.
-pub(crate) const MOST_JOBS: usize = 8;
+pub(crate) const MAX_JOBS: usize = 8;
 /// How long a set is counted side by side before its first round.
 pub(crate) const FIRST_WINDOW: Duration = Duration::from_millis(6500);
 /// How long it is counted side by side between rounds.
@@ -70,10 +70,10 @@ const DRAIN: Duration = Duration::from_millis(25);
 #[must_use]
 pub(crate) fn slice(jobs: usize, first: bool) -> Duration {
     if first {
-        return slices::SHORTEST;
+        return slices::MIN_LENGTH;
     }
     let jobs = saturate_u32(jobs.max(1));
-    (ROUND / jobs).clamp(slices::LONGEST, SLICE)
+    (ROUND / jobs).clamp(slices::MAX_LENGTH, SLICE)
 }
 
 /// Returns the progress of a set, of the rate side by side and the rate alone of each job, or `None` if that
@@ -105,7 +105,7 @@ pub(crate) fn finding(sums: &[f64]) -> Finding {
         Finding::SideBySide
     } else if less >= ROUNDS + more {
         Finding::Turns
-    } else if sums.len() >= MOST_ROUNDS {
+    } else if sums.len() >= MAX_ROUNDS {
         Finding::SideBySide
     } else {
         Finding::Unknown

@@ -9,9 +9,9 @@ use std::time::Duration;
 use nvshare_proto::units::saturate_u32;
 
 /// The shortest quantum that the rule chooses.
-pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
+pub(crate) const MIN_LENGTH: Duration = Duration::from_millis(20);
 /// The longest one.
-pub(crate) const LONGEST: Duration = Duration::from_secs(300);
+pub(crate) const MAX_LENGTH: Duration = Duration::from_secs(300);
 
 /// The administrator's targets for a chosen quantum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) fn auto(target: AutoTarget, cost: Duration, jobs: usize) -> Duration 
     let overhead = f64::from(target.overhead_ppm.clamp(1000, 900_000)) / 1e6;
     // The shortest turn whose hand-overs stay within the overhead.
     let cheapest = cost.mul_f64((1.0 - overhead) / overhead);
-    cheapest.min(longest(target, cost, jobs)).clamp(SHORTEST, LONGEST)
+    cheapest.min(longest(target, cost, jobs)).clamp(MIN_LENGTH, MAX_LENGTH)
 }
 
 /// Returns the longest quantum with which no job waits for longer than stated.

@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Work of an interactive client between two sleeps is no longer than this.
-pub(crate) const LONGEST_SHORT_WORK: Duration = Duration::from_millis(500);
+pub(crate) const MAX_SHORT_WORK: Duration = Duration::from_millis(500);
 /// Less than this is no sleep.
-pub(crate) const SHORTEST_SLEEP: Duration = Duration::from_millis(20);
+pub(crate) const MIN_SLEEP: Duration = Duration::from_millis(20);
 /// How many spells of a client are remembered, each with the sleep behind it.
-const MOST_SPELLS: usize = 4;
+const MAX_SPELLS: usize = 4;
 /// How many spells have to be seen before a client can count as interactive. One spell is too few to tell.
-const LEAST_SPELLS: usize = 2;
+const MIN_SPELLS: usize = 2;
 
 /// Work between two sleeps, and the sleep behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,8 +48,8 @@ impl Rhythm {
     /// Ends the sleep when the client asks for the lock, or runs.
     pub(crate) fn wake(&mut self, now: Duration) {
         let slept = self.asleep_since.take().map(|since| now.saturating_sub(since));
-        let Some(slept) = slept.filter(|&slept| slept >= SHORTEST_SLEEP) else { return };
-        if self.spells.len() == MOST_SPELLS {
+        let Some(slept) = slept.filter(|&slept| slept >= MIN_SLEEP) else { return };
+        if self.spells.len() == MAX_SPELLS {
             self.spells.pop_front();
         }
         self.spells.push_back(Spell { worked: std::mem::take(&mut self.work), slept });
@@ -67,9 +67,9 @@ impl Rhythm {
     pub(crate) fn is_interactive(&self) -> bool {
         let worked: Duration = self.spells.iter().map(|spell| spell.worked).sum();
         let slept: Duration = self.spells.iter().map(|spell| spell.slept).sum();
-        let short = self.spells.iter().all(|spell| spell.worked <= LONGEST_SHORT_WORK)
-            && self.work <= LONGEST_SHORT_WORK;
-        self.spells.len() >= LEAST_SPELLS && short && worked <= slept
+        let short =
+            self.spells.iter().all(|spell| spell.worked <= MAX_SHORT_WORK) && self.work <= MAX_SHORT_WORK;
+        self.spells.len() >= MIN_SPELLS && short && worked <= slept
     }
 
     /// Returns when the client fell asleep, or `None` if it has not, runs, or asks for the lock.
@@ -101,7 +101,7 @@ impl Rhythm {
         let keeping =
             self.spells.iter().map(|spell| kept(spell.slept)).fold(Duration::ZERO, Duration::saturating_add);
         let leaving = cost.saturating_mul(self.spells.len() as u32);
-        if self.spells.len() >= LEAST_SPELLS && keeping > leaving { Duration::ZERO } else { usual }
+        if self.spells.len() >= MIN_SPELLS && keeping > leaving { Duration::ZERO } else { usual }
     }
 }
 

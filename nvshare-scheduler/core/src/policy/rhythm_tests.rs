@@ -42,7 +42,7 @@ fn short_work_and_longer_sleeps_are_interactive() {
 #[test]
 fn work_that_goes_on_for_long_is_no_longer_short() {
     let mut rhythm = rhythm(&[(3, 700), (3, 700)]);
-    rhythm.add_work(LONGEST_SHORT_WORK);
+    rhythm.add_work(MAX_SHORT_WORK);
     assert!(rhythm.is_interactive());
     rhythm.add_work(MS(1));
     assert!(!rhythm.is_interactive());

@@ -8,9 +8,9 @@
 use std::time::Duration;
 
 /// Shortest slice.
-pub(crate) const SHORTEST: Duration = Duration::from_millis(50);
+pub(crate) const MIN_LENGTH: Duration = Duration::from_millis(50);
 /// Longest slice.
-pub(crate) const LONGEST: Duration = Duration::from_millis(100);
+pub(crate) const MAX_LENGTH: Duration = Duration::from_millis(100);
 /// A slice is this many times as long as a hand-over, within the bounds.
 const TIMES_THE_COST: u32 = 100;
 /// The largest ratio of weights that counts. However heavy a job is, its turn lasts at most one quantum more
@@ -26,7 +26,7 @@ pub(crate) fn are_asked_for(jobs: usize, has_unequal_weights: bool, has_limits: 
 /// Returns the length of a slice. `cost`: the time of a hand-over that moves no memory.
 #[must_use]
 pub(crate) fn length(cost: Option<Duration>) -> Duration {
-    (cost.unwrap_or_default() * TIMES_THE_COST).clamp(SHORTEST, LONGEST)
+    (cost.unwrap_or_default() * TIMES_THE_COST).clamp(MIN_LENGTH, MAX_LENGTH)
 }
 
 /// Returns how many of the waiter's turns are worth one of the holder's, by their weights; rounded up.

@@ -4,7 +4,7 @@
 //!   is anybody asked before a deferred drain may be tried again. Neither counts if all clients that would
 //!   leave are idle: they have nothing to drain.
 //! - A holder whose job has had less than the waiter's goes on until it has had as much. It does so for
-//!   [`MOST_QUANTA`] quanta (more if its job has the larger share) and the longest drain, at most. So a
+//!   [`MAX_QUANTA`] quanta (more if its job has the larger share) and the longest drain, at most. So a
 //!   client that drains slowly, or whose restores take longer than its turns, gets fewer turns, or the others
 //!   get longer ones.
 //! - An idle holder gives way earlier. It does so at once if no memory has to move, or if waiting through its
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// An idle holder keeps its memory for this many times the cost of a hand-over.
 pub(crate) const IDLE_FACTOR: u32 = 2;
 /// When a holder is behind the waiter, a turn lasts at most this many quanta and the longest drain.
-pub(crate) const MOST_QUANTA: u32 = 2;
+pub(crate) const MAX_QUANTA: u32 = 2;
 
 /// A turn on one GPU, seen by a waiter.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ mod tests {
         Turn {
             started: started.map(MS),
             quantum: MS(1000),
-            most_quanta: MOST_QUANTA,
+            most_quanta: MAX_QUANTA,
             even_at: Duration::ZERO,
             beyond: MS(300),
             not_before: MS(not_before),

@@ -54,12 +54,12 @@ pub(crate) struct Stays {
 
 /// The most that a client's contexts and modules are assumed to need. Any more is something unknown, such as
 /// memory that another process shares with the client.
-pub(crate) const MOST_OVERHEAD: u64 = 4 * GIB;
+pub(crate) const MAX_OVERHEAD: u64 = 4 * GIB;
 /// Overhead is counted in steps, so that a single loaded module changes nothing.
 const OVERHEAD_STEP: u64 = 64 * MIB;
 /// More memory than any GPU or host has: values that clients report are cut to it, so that sums do not
 /// overflow.
-pub(crate) const MOST_BYTES: u64 = 1 << 50;
+pub(crate) const MAX_BYTES: u64 = 1 << 50;
 
 /// A client's memory on one GPU, in bytes.
 #[derive(Debug, Clone, Copy)]
@@ -181,10 +181,10 @@ impl Account {
     /// Sets the usage that the client reports. The numbers of a client need not add up, so they are cut to
     /// what is possible.
     pub(crate) fn set_usage(&mut self, usage: Usage) {
-        let allocated = usage.allocated.min(MOST_BYTES);
+        let allocated = usage.allocated.min(MAX_BYTES);
         self.usage = Usage {
-            total: usage.total.min(MOST_BYTES),
-            limit: usage.limit.min(MOST_BYTES),
+            total: usage.total.min(MAX_BYTES),
+            limit: usage.limit.min(MAX_BYTES),
             allocated,
             absent: usage.absent.min(allocated),
             immovable: usage.immovable.min(allocated),
@@ -206,7 +206,7 @@ impl Account {
             MemoryMode::Managed | MemoryMode::Off => self.usage.immovable,
         };
         let beside = used.saturating_sub(reported);
-        self.beside = [beside.min(MOST_OVERHEAD), self.beside[0]];
+        self.beside = [beside.min(MAX_OVERHEAD), self.beside[0]];
         self.looks = (self.looks + 1).min(2);
     }
 

@@ -11,7 +11,7 @@ use crate::state::account::{Account, Rates};
 use crate::state::virtual_time::OncePerEvent;
 
 /// GPUs that one client may use.
-pub const MOST_GPUS_EACH: usize = 64;
+pub const MAX_GPUS_PER_CLIENT: usize = 64;
 
 /// A client's number: the shell's number of its connection.
 pub type ClientId = u64;
@@ -260,7 +260,7 @@ impl Client {
         };
         // More than any machine has would cost each event of the job more.
         let mut asked = register.asked;
-        asked.compute.truncate(MOST_GPUS_EACH);
+        asked.compute.truncate(MAX_GPUS_PER_CLIENT);
         asked.compute.shrink_to_fit();
         Self {
             id,
@@ -276,7 +276,12 @@ impl Client {
             phase: Phase::Parked,
             wants: false,
             waiting_since: now,
-            accounts: register.usage.into_iter().take(MOST_GPUS_EACH).map(|u| (u.gpu, account(u))).collect(),
+            accounts: register
+                .usage
+                .into_iter()
+                .take(MAX_GPUS_PER_CLIENT)
+                .map(|u| (u.gpu, account(u)))
+                .collect(),
             held: Duration::ZERO,
             waited: Duration::ZERO,
             rhythm: Rhythm::default(),

@@ -20,7 +20,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nvshare_proto::{GpuUuid, MOST_MEMBERS};
+use nvshare_proto::{GpuUuid, MAX_GANG_MEMBERS};
 
 use crate::Time;
 use crate::state::State;
@@ -70,7 +70,7 @@ impl Members {
     /// Adds a client of a job. Returns whether it counts as a member: a gang has a largest size, so that the
     /// cost of an event has a bound.
     pub(crate) fn join(&mut self, id: ClientId, gang: Gang, job: Job, now: Time) -> bool {
-        if self.ids.len() >= MOST_MEMBERS as usize {
+        if self.ids.len() >= MAX_GANG_MEMBERS as usize {
             return false;
         }
         if self.ids.is_empty() {
@@ -78,7 +78,7 @@ impl Members {
         }
         self.job.get_or_insert(job);
         self.ids.insert(id);
-        self.size = self.size.max(gang.size.min(MOST_MEMBERS));
+        self.size = self.size.max(gang.size.min(MAX_GANG_MEMBERS));
         true
     }
 

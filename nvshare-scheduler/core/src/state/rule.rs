@@ -20,7 +20,7 @@ impl Rule {
     pub(crate) fn initial_quantum(self) -> Duration {
         match self {
             Self::Fixed(quantum) => quantum,
-            Self::Auto(target) => quantum::LONGEST.min(target.max_wait).max(quantum::SHORTEST),
+            Self::Auto(target) => quantum::MAX_LENGTH.min(target.max_wait).max(quantum::MIN_LENGTH),
         }
     }
 

@@ -9,7 +9,7 @@
 use crate::Time;
 use crate::policy::entitled::Terms;
 use crate::policy::pace::{Pace, PaceState};
-use crate::state::virtual_time::{Nanos, USUAL, Virtual, to_real, to_virtual};
+use crate::state::virtual_time::{DEFAULT_SCALED_WEIGHT, Nanos, Virtual, to_real, to_virtual};
 
 /// One job on one GPU.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,7 +67,7 @@ impl Share {
     pub(crate) fn new(terms: Terms) -> Self {
         Self {
             terms,
-            weight: USUAL,
+            weight: DEFAULT_SCALED_WEIGHT,
             pace: None,
             time_before_turn: 0,
             ran: 0,

@@ -6,7 +6,7 @@
 //! given, divided by the weights of the jobs that want it. It is the virtual time of a job that had got its
 //! exact share. A job that comes starts at the clock, so neither a new process nor a new connection earns
 //! time. A job that stops wanting the GPU keeps what it is behind, and all that it is ahead until the clock
-//! has passed it. If it stops for [`SHORTEST_SLEEP`] or more, its lag is cut to a bound: twice the sum of the
+//! has passed it. If it stops for [`MIN_SLEEP`] or more, its lag is cut to a bound: twice the sum of the
 //! quantum and the longest drain.
 //!
 //! Compute limits change the weights (see [`entitled`]): the weights in force depend on which jobs want the
@@ -18,17 +18,17 @@ use std::time::Duration;
 use crate::Time;
 use crate::policy::entitled::{self, Terms};
 use crate::policy::pace::Pace;
-use crate::policy::rhythm::SHORTEST_SLEEP;
+use crate::policy::rhythm::MIN_SLEEP;
 use crate::policy::slices;
 use crate::state::client::Job;
 pub(crate) use crate::state::share::Activity;
 use crate::state::share::{Served, Share};
-use crate::state::virtual_time::{Nanos, USUAL, Virtual, nanos, to_virtual};
+use crate::state::virtual_time::{DEFAULT_SCALED_WEIGHT, Nanos, Virtual, nanos, to_virtual};
 
-const USUAL_TERMS: Terms = Terms { weight: USUAL, limit: None, forced: false };
+const DEFAULT_TERMS: Terms = Terms { weight: DEFAULT_SCALED_WEIGHT, limit: None, forced: false };
 
 /// The largest number of jobs without a process that are remembered.
-const MOST_REMEMBERED: usize = 1024;
+const MAX_REMEMBERED: usize = 1024;
 
 /// The jobs of a GPU.
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ impl Shares {
 
     /// Returns the weight by which a job's time is shared now.
     pub(crate) fn weight(&self, job: Job) -> u64 {
-        self.jobs.get(&job).map_or(USUAL, |share| share.weight)
+        self.jobs.get(&job).map_or(DEFAULT_SCALED_WEIGHT, |share| share.weight)
     }
 
     /// Returns how many jobs want the GPU.
@@ -219,7 +219,7 @@ impl Shares {
         bound: Duration,
     ) {
         let bound = nanos(bound);
-        let mut was = self.jobs.get(&job).cloned().unwrap_or_else(|| Share::new(USUAL_TERMS));
+        let mut was = self.jobs.get(&job).cloned().unwrap_or_else(|| Share::new(DEFAULT_TERMS));
         was.count_service(self.served);
         let now = self.advanced_to;
         let mut share = was.clone();
@@ -261,7 +261,7 @@ impl Shares {
         self.catch_up();
         // A job that gives the lock back because it was asked to, and asks again at once, has not stopped
         // wanting the GPU.
-        let paused = self.advanced_to.saturating_sub(was.stopped_at) >= SHORTEST_SLEEP;
+        let paused = self.advanced_to.saturating_sub(was.stopped_at) >= MIN_SLEEP;
         let most = if paused { bound } else { Virtual::MAX };
         let start = self.clock - was.behind.clamp(0, most);
         share.time_before_turn = if known { was.time_before_turn.max(start) } else { start };
@@ -274,7 +274,7 @@ impl Shares {
         self.clock = self.clock.saturating_add(to_virtual(lost, self.weights));
         // The bound is in real time. A light job's virtual time grows faster, so its bound in virtual time is
         // larger.
-        let most = to_virtual(bound.saturating_mul(2), share.weight.min(USUAL));
+        let most = to_virtual(bound.saturating_mul(2), share.weight.min(DEFAULT_SCALED_WEIGHT));
         share.time_before_turn = share.time_before_turn.min(self.clock.saturating_add(most));
     }
 
@@ -302,7 +302,7 @@ impl Shares {
     }
 
     /// Stores a job. A job without processes is dropped if remembering it would change nothing. Beyond
-    /// [`MOST_REMEMBERED`], the jobs least ahead are dropped first.
+    /// [`MAX_REMEMBERED`], the jobs least ahead are dropped first.
     fn store(&mut self, job: Job, was: &Share, share: Share) {
         if was.present == 0 {
             self.remembered.remove(&(was.time_before_turn, job));
@@ -316,7 +316,7 @@ impl Shares {
         if is_as_good_as_new {
             self.forget(job);
         }
-        while self.remembered.len() > MOST_REMEMBERED
+        while self.remembered.len() > MAX_REMEMBERED
             && let Some(&(_, job)) = self.remembered.first()
         {
             self.forget(job);
@@ -334,7 +334,7 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::virtual_time::FINER;
+    use crate::state::virtual_time::WEIGHT_SCALE;
 
     const S: fn(u64) -> Duration = Duration::from_secs;
     const WAITS: Option<Activity> = Some(WANTS);
@@ -405,7 +405,7 @@ mod tests {
     }
 
     fn terms(weight: u64, limit: Option<u8>, forced: bool) -> Terms {
-        Terms { weight: weight * FINER, limit, forced }
+        Terms { weight: weight * WEIGHT_SCALE, limit, forced }
     }
 
     #[test]
@@ -439,15 +439,15 @@ mod tests {
             shares.change(job(n), None, WAITS, S(60));
             shares.set_terms(job(n), terms(100, limit, false));
         }
-        assert_eq!([1, 2].map(|n| shares.weight(job(n)) * 4 / USUAL), [2, 6]);
+        assert_eq!([1, 2].map(|n| shares.weight(job(n)) * 4 / DEFAULT_SCALED_WEIGHT), [2, 6]);
         assert!(shares.are_unequal());
         shares.change(job(2), WAITS, SITS, S(60));
         assert!(!shares.are_unequal());
-        assert_eq!(shares.weight(job(1)), USUAL, "nobody else wants it");
+        assert_eq!(shares.weight(job(1)), DEFAULT_SCALED_WEIGHT, "nobody else wants it");
         shares.change(job(2), SITS, WAITS, S(60));
         shares.change(job(1), WAITS, None, S(60));
-        assert_eq!(shares.weight(job(2)), USUAL);
-        assert_eq!((shares.active(), shares.weights), (1, USUAL));
+        assert_eq!(shares.weight(job(2)), DEFAULT_SCALED_WEIGHT);
+        assert_eq!((shares.active(), shares.weights), (1, DEFAULT_SCALED_WEIGHT));
     }
 
     #[test]
@@ -520,13 +520,13 @@ mod tests {
     fn the_absent_jobs_least_ahead_are_forgotten_first() {
         let mut shares = Shares::default();
         shares.change(job(0), None, WAITS, S(60));
-        let jobs = 2 * MOST_REMEMBERED as u64;
+        let jobs = 2 * MAX_REMEMBERED as u64;
         for n in 1..=jobs {
             shares.change(job(n), None, HOLDS, S(60));
             shares.advance(S(n));
             shares.change(job(n), HOLDS, None, S(60));
         }
-        assert_eq!(shares.jobs.len(), 1 + MOST_REMEMBERED);
+        assert_eq!(shares.jobs.len(), 1 + MAX_REMEMBERED);
         assert!(!shares.jobs.contains_key(&job(1)) && shares.jobs.contains_key(&job(jobs)));
         let absent = shares.jobs.iter().filter(|(_, share)| share.present == 0);
         assert!(

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nvshare_proto::{
-    Amount, Asked, ComputeLimit, Enforcement, Given, GpuUuid, MOST_WEIGHT, Priority, ShareStatus,
-    USUAL_WEIGHT,
+    Amount, Asked, ComputeLimit, DEFAULT_WEIGHT, Enforcement, Given, GpuUuid, MAX_WEIGHT, Priority,
+    ShareStatus,
 };
 
 use crate::policy::entitled::Terms;
 use crate::state::client::{Client, ClientId, Job};
-use crate::state::virtual_time::FINER;
+use crate::state::virtual_time::WEIGHT_SCALE;
 
 /// The terms that a job was given.
 #[derive(Debug, Clone, Default)]
@@ -79,14 +79,14 @@ impl JobTerms {
 }
 
 /// The largest number of jobs without a process whose terms are kept.
-const MOST_ABSENT: usize = 256;
+const MAX_ABSENT: usize = 256;
 
-/// Returns the factor by which a priority changes the weight, in parts of [`FINER`].
+/// Returns the factor by which a priority changes the weight, in parts of [`WEIGHT_SCALE`].
 fn factor(priority: Priority) -> u64 {
     match priority {
-        Priority::Low => FINER / 8,
-        Priority::Normal => FINER,
-        Priority::High => FINER * 8,
+        Priority::Low => WEIGHT_SCALE / 8,
+        Priority::Normal => WEIGHT_SCALE,
+        Priority::High => WEIGHT_SCALE * 8,
     }
 }
 
@@ -207,8 +207,8 @@ fn strictness(enforcement: Enforcement) -> u8 {
 fn in_force(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> InForce {
     let weight = first(&least.weight)
         .into_iter()
-        .fold(given.weight.or(given.seat.weight).unwrap_or(USUAL_WEIGHT), u32::min)
-        .clamp(1, MOST_WEIGHT);
+        .fold(given.weight.or(given.seat.weight).unwrap_or(DEFAULT_WEIGHT), u32::min)
+        .clamp(1, MAX_WEIGHT);
     let priority = given.priority.or(given.seat.priority).unwrap_or_default();
     let priority = first(&least.priority).into_iter().fold(priority, Priority::min);
     let bound = given.seat.compute.filter(|&percent| percent > 0);
@@ -325,7 +325,7 @@ impl Jobs {
 
     /// Forgets the terms of jobs without a process, if there are too many.
     fn make_place_for_terms(&mut self) {
-        if self.given.len() >= MOST_ABSENT + self.present.len() {
+        if self.given.len() >= MAX_ABSENT + self.present.len() {
             let present = &self.present;
             self.given.retain(|job, _| present.contains_key(job));
         }

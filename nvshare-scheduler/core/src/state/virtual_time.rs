@@ -10,17 +10,17 @@ pub(crate) type Virtual = i64;
 pub(crate) type Nanos = i64;
 
 /// The weight of a job that has no other.
-pub(crate) const USUAL: u64 = nvshare_proto::USUAL_WEIGHT as u64 * FINER;
+pub(crate) const DEFAULT_SCALED_WEIGHT: u64 = nvshare_proto::DEFAULT_WEIGHT as u64 * WEIGHT_SCALE;
 /// Weights inside the core are this many times what users say, so that a priority can divide them.
-pub(crate) const FINER: u64 = 64;
+pub(crate) const WEIGHT_SCALE: u64 = 64;
 
 /// Returns the virtual time that `time` is for jobs of this weight.
 pub(crate) fn to_virtual(time: Nanos, weight: u64) -> Virtual {
-    if weight == USUAL {
+    if weight == DEFAULT_SCALED_WEIGHT {
         return time;
     }
     let weight = i128::from(weight.max(1));
-    i64::try_from(i128::from(time) * i128::from(USUAL) / weight).unwrap_or(Virtual::MAX / 4)
+    i64::try_from(i128::from(time) * i128::from(DEFAULT_SCALED_WEIGHT) / weight).unwrap_or(Virtual::MAX / 4)
 }
 
 pub(crate) fn nanos(time: Duration) -> Nanos {
@@ -29,7 +29,7 @@ pub(crate) fn nanos(time: Duration) -> Nanos {
 
 /// Returns the time that a job of this weight gets in this much virtual time.
 pub(crate) fn to_real(time: Virtual, weight: u64) -> Nanos {
-    let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(USUAL);
+    let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(DEFAULT_SCALED_WEIGHT);
     Nanos::try_from(nanos).unwrap_or(Nanos::MAX / 4)
 }
 

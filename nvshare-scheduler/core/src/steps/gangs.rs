@@ -1,6 +1,6 @@
 //! Steps that the members of a gang take together: see [`state::gangs`](crate::state::gangs).
 
-use nvshare_proto::MOST_MEMBERS;
+use nvshare_proto::MAX_GANG_MEMBERS;
 
 use crate::state::client::{Client, ClientId, Gang, Phase};
 use crate::state::gangs::Muster;
@@ -12,7 +12,8 @@ impl Books {
         let joins = self.add_member(client, gang);
         if !joins {
             let id = client.id;
-            let text = format!("client {id}: its gang has {MOST_MEMBERS} members already; it is by itself");
+            let text =
+                format!("client {id}: its gang has {MAX_GANG_MEMBERS} members already; it is by itself");
             self.report().warn(text);
         }
         joins

@@ -9,7 +9,7 @@ use nvshare_proto::{Amount, GpuUuid, SchedulerMessage};
 
 use crate::Time;
 use crate::judge::room::next_behind;
-use crate::policy::patience::LONGEST_RESTORE;
+use crate::policy::patience::MAX_RESTORE;
 use crate::state::account::EarlyRestore;
 use crate::state::client::{Client, ClientId, GangId, HandOver, Phase, Why};
 use crate::state::gangs::Unit;
@@ -212,7 +212,7 @@ impl Books {
             let waited = |freed: &Time| client.waiting_since < *freed && *freed <= now;
             client.hand_over = freed_at.filter(waited).map(|freed| HandOver { freed, moves: moved });
         });
-        let until = now + self.state().config().grace + restore.min(LONGEST_RESTORE);
+        let until = now + self.state().config().grace + restore.min(MAX_RESTORE);
         self.send_grant(id, until, room, begins);
     }
 

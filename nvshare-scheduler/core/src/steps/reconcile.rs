@@ -15,7 +15,7 @@ use crate::steps::round::Round;
 
 /// How many rounds of looks one event may need: each that changes something asks for one more. Only a defect
 /// would need this many; then other events get their turn first.
-const MOST_ROUNDS: usize = 64;
+const MAX_ROUNDS: usize = 64;
 
 impl Books {
     pub(crate) fn reconcile(&mut self) {
@@ -28,7 +28,7 @@ impl Books {
             self.refresh_places();
         }
         let mut looked_at = BTreeSet::new();
-        for _ in 0..MOST_ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             if self.agenda().gpus().is_empty() {
                 break;
             }

@@ -194,7 +194,7 @@ fn a_gang_that_fits_no_gpu_is_told_so_and_holds_nobody_up() {
 
 #[test]
 fn a_gang_of_a_thousand_is_bounded() {
-    const MOST: u64 = 64;
+    const MAX_MEMBERS: u64 = 64;
     let mut table = Table::new(config(false));
     let register = |table: &mut Table, client: u64| {
         let gang = Some(Gang { number: 5, size: 1000 });
@@ -202,13 +202,16 @@ fn a_gang_of_a_thousand_is_bounded() {
         let usage = Usage { gpu: gpu((client % 8) as u8), allocated: GIB, absent: GIB, ..twelve_gib(0) };
         table.register_as(client, identity, Gate::Closed, usage)
     };
-    (0..MOST - 1).for_each(|client| drop(register(&mut table, client)));
+    (0..MAX_MEMBERS - 1).for_each(|client| drop(register(&mut table, client)));
     let sent = table.say(0, ClientMessage::ReqLock);
-    assert!((0..MOST).all(|client| granted(&sent, client).is_none()), "the gang is not complete: {sent:?}");
-    let sent = register(&mut table, MOST - 1);
-    assert!((0..MOST).all(|client| granted(&sent, client).is_some()), "it is: {sent:?}");
+    assert!(
+        (0..MAX_MEMBERS).all(|client| granted(&sent, client).is_none()),
+        "the gang is not complete: {sent:?}"
+    );
+    let sent = register(&mut table, MAX_MEMBERS - 1);
+    assert!((0..MAX_MEMBERS).all(|client| granted(&sent, client).is_some()), "it is: {sent:?}");
     assert!(!table.notes.iter().any(|note| note.contains("members already")), "{:?}", table.notes);
-    for further in [MOST, MOST + 1] {
+    for further in [MAX_MEMBERS, MAX_MEMBERS + 1] {
         register(&mut table, further);
         let told = format!("client {further}: its gang has 64 members already");
         assert!(table.notes.iter().any(|note| note.contains(&told)), "{:?}", table.notes);

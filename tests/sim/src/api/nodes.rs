@@ -100,13 +100,13 @@ api! {
 }
 
 /// A graph has fewer nodes.
-const MOST_NODES: usize = 1 << 16;
+const MAX_NODES: usize = 1 << 16;
 
 /// # Safety
 /// `count` handles are readable at `after`.
 unsafe fn places(after: *const usize, count: usize) -> Vec<usize> {
     // SAFETY: promised by the caller.
-    (0..count).map(|i| unsafe { after.add(i).read() } % MOST_NODES).collect()
+    (0..count).map(|i| unsafe { after.add(i).read() } % MAX_NODES).collect()
 }
 
 /// # Safety
@@ -163,13 +163,13 @@ fn add(graph: usize, after: &[usize], Does { kind, work, context }: Does) -> Res
     let mut tables = process::get()?.tables();
     let of = tables.graphs.get_mut(graph)?;
     *of = Arc::new(of.with(kind, after, work, context.ok_or(INVALID_VALUE)?)?);
-    if of.len() < MOST_NODES { Ok(graph * MOST_NODES + of.len()) } else { Err(NOT_SUPPORTED) }
+    if of.len() < MAX_NODES { Ok(graph * MAX_NODES + of.len()) } else { Err(NOT_SUPPORTED) }
 }
 
 fn set(node: usize, Does { kind, work, context }: Does) -> Result<(), Failure> {
     let mut tables = process::get()?.tables();
-    let of = tables.graphs.get_mut(node / MOST_NODES)?;
-    *of = Arc::new(of.with_work(node % MOST_NODES, kind, work, context)?);
+    let of = tables.graphs.get_mut(node / MAX_NODES)?;
+    *of = Arc::new(of.with_work(node % MAX_NODES, kind, work, context)?);
     Ok(())
 }
 
@@ -177,7 +177,7 @@ fn change(exec: usize, node: usize, Does { kind, work, context }: Does) -> Resul
     let mut tables = process::get()?.tables();
     let exec = tables.execs.get_mut(exec)?;
     let context = context.filter(|_| kind == Kind::Fill);
-    let changed = exec.graph.with_work(node % MOST_NODES, kind, work, context)?;
+    let changed = exec.graph.with_work(node % MAX_NODES, kind, work, context)?;
     if !changed.runs_where(&exec.graph) {
         return Err(INVALID_VALUE);
     }

@@ -21,9 +21,9 @@ use super::trial::Running;
 use super::world::World;
 
 /// The longest time for each part of the moment: a client gets its memory, and is told to give it back.
-const LONGEST: Duration = Duration::from_millis(400);
+const MAX_MOMENT: Duration = Duration::from_millis(400);
 /// A client with less fits beside the others, which then need not have its room.
-const LEAST: u64 = 100 * MIB;
+const MIN_FREE: u64 = 100 * MIB;
 
 /// The processes and the administrator's connection of one world.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Moment<'_> {
         paused: &mut BTreeMap<u64, u32>,
     ) -> Option<()> {
         let large = |client: &ClientStatus| {
-            !client.gone && client.usage.iter().map(|usage| usage.allocated).max() >= Some(LEAST)
+            !client.gone && client.usage.iter().map(|usage| usage.allocated).max() >= Some(MIN_FREE)
         };
         let clients: Vec<ClientStatus> = scheduler.status().ok()?.clients.into_iter().filter(large).collect();
         let chosen = clients.get(rng.below(clients.len().max(1)))?;
@@ -100,7 +100,7 @@ impl Moment<'_> {
     /// Looks again and again, for a short time.
     fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         let begin = Instant::now();
-        while begin.elapsed() < LONGEST && !self.stop.load(Ordering::SeqCst) {
+        while begin.elapsed() < MAX_MOMENT && !self.stop.load(Ordering::SeqCst) {
             if let Some(found) = look() {
                 return Some(found);
             }

@@ -7,12 +7,12 @@ use super::{Door, Effect, HostKind, Id, Op, Region, StreamKind, Value, Way, flag
 use crate::rng::Rng;
 
 /// Largest copy with the host and between regions: the simulated driver copies byte by byte.
-pub(super) const MOST_COPIED: u64 = 2 * MIB;
+pub(super) const MAX_COPIED: u64 = 2 * MIB;
 /// The least that an allocation is assumed to take, to be on the safe side.
 const GRAIN: u64 = 2 * MIB;
 const ROW: u64 = 4096;
 /// Buffers of mapped memory at a time.
-const MOST_MAPPED: usize = 3;
+const MAX_MAPPED: usize = 3;
 /// The feature of programs in which the lock may come while several allocations are made.
 const BESIDE_WORK: &str = "allocations beside work";
 
@@ -46,7 +46,7 @@ impl Composer<'_> {
         // Mapped memory of the program stays on the card: there is little of it, so that movable memory has room
         // beside that of others.
         let mapped = self.buffers.values().filter(|buffer| buffer.door == Door::Mapped).count();
-        if self.may("mapped") && bytes <= GRAIN && mapped < MOST_MAPPED && !green {
+        if self.may("mapped") && bytes <= GRAIN && mapped < MAX_MAPPED && !green {
             doors.push(Door::Mapped);
         }
         if self.may("async") && !green {
@@ -234,7 +234,7 @@ impl Composer<'_> {
         });
         let host = self.counts.hosts;
         self.counts.hosts += 1;
-        let bytes = if rng.percent(10) { MOST_COPIED } else { 256 * 1024 };
+        let bytes = if rng.percent(10) { MAX_COPIED } else { 256 * 1024 };
         let state = HostState { context, kind, bytes, value: None, pending: Pending::Nothing };
         self.hosts.insert(host, state);
         let op = Op::HostAllocate { host, kind, bytes };

@@ -10,7 +10,7 @@ use super::{Value, flag};
 use crate::rng::Rng;
 
 /// Live streams of a program: as many as a card has queues, so that none waits for another by chance.
-const MOST_STREAMS: usize = 20;
+const MAX_STREAMS: usize = 20;
 
 /// Work that was submitted for a thing and may not be complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -289,7 +289,7 @@ impl Composer<'_> {
             return mine[rng.below(mine.len())];
         }
         let all = of(None);
-        let full = self.streams.len() >= MOST_STREAMS;
+        let full = self.streams.len() >= MAX_STREAMS;
         if !all.is_empty() && (full || rng.percent(60)) {
             return all[rng.below(all.len())];
         }
@@ -312,7 +312,7 @@ impl Composer<'_> {
         if !fits.is_empty() && rng.percent(60) {
             return rng.pick(&fits);
         }
-        if self.streams.len() >= MOST_STREAMS {
+        if self.streams.len() >= MAX_STREAMS {
             return rng.pick(&fits);
         }
         Some(self.make_stream(rng, thread, context))

@@ -1,6 +1,6 @@
 //! Graphs that a program builds itself, node by node.
 
-use super::buffers::MOST_COPIED;
+use super::buffers::MAX_COPIED;
 use super::compose::{Composer, GraphState, Thing};
 use super::{ContextKind, Door, Effect, Form, Given, Node, Op, Region, flag, used};
 use crate::rng::Rng;
@@ -12,7 +12,7 @@ impl Composer<'_> {
         if self.contexts[&context].kind == ContextKind::Green {
             return false;
         }
-        let fits = self.regions(|buffer, _| buffer.context == context && buffer.region_bytes <= MOST_COPIED);
+        let fits = self.regions(|buffer, _| buffer.context == context && buffer.region_bytes <= MAX_COPIED);
         let mut nodes = Vec::new();
         for _ in 0..rng.range(1, 5) {
             let Some(region) = rng.pick(&fits) else { return false };

@@ -1,6 +1,6 @@
 //! The random choices that make a program: each emits a few steps, or none if the things that it needs do not exist.
 
-use super::buffers::MOST_COPIED;
+use super::buffers::MAX_COPIED;
 use super::compose::{BufferState, Composer, Pending, Thing};
 use super::{ContextKind, Door, Effect, Id, Op, Region, Value, flag};
 use crate::rng::Rng;
@@ -144,7 +144,7 @@ fn fill(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
 }
 
 fn copy_on_device(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
-    let Some((context, to)) = some(c, rng, thread, MOST_COPIED) else { return false };
+    let Some((context, to)) = some(c, rng, thread, MAX_COPIED) else { return false };
     let sources = c.regions(|buffer, _| buffer.context == context && buffer.region_bytes >= to.bytes);
     let sources: Vec<Region> = sources.into_iter().filter(|from| *from != to).collect();
     let Some(from) = rng.pick(&sources) else { return false };
@@ -166,7 +166,7 @@ fn copy(c: &mut Composer<'_>, rng: &mut Rng, thread: usize, inwards: bool, rows:
 }
 
 fn peer_copy(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
-    let Some((context, to)) = some(c, rng, thread, MOST_COPIED) else { return false };
+    let Some((context, to)) = some(c, rng, thread, MAX_COPIED) else { return false };
     let sources = c.regions(|buffer, _| buffer.context != context && buffer.region_bytes >= to.bytes);
     let Some(from) = rng.pick(&sources) else { return false };
     let of = c.buffers[&from.buffer].context;
@@ -442,7 +442,7 @@ fn prefetch(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
 }
 
 fn host_touch(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
-    let Some(region) = managed(c, rng, MOST_COPIED) else { return false };
+    let Some(region) = managed(c, rng, MAX_COPIED) else { return false };
     let pending = c.region(region).pending;
     c.settle(rng, thread, pending, region.thing());
     let state = c.region(region);

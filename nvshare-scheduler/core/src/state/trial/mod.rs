@@ -48,7 +48,7 @@ const SHORTENS: Duration = Duration::from_secs(10);
 /// Time beyond its slices that a round may take.
 const ROUND_DELAYS: Duration = Duration::from_secs(2);
 /// This many more sleeps of jobs than [`ROUNDS_A_SLEEP`] forgives end turns.
-const MOST_SLEEPS: u32 = 3 * ROUNDS_A_SLEEP;
+const MAX_SLEEPS: u32 = 3 * ROUNDS_A_SLEEP;
 /// A sleep is forgotten after this many rounds.
 const ROUNDS_A_SLEEP: u32 = 8;
 
@@ -474,7 +474,7 @@ impl Trial {
     }
 
     fn take_round(&mut self, since: Time, slept: bool, now: Time, todo: &mut Todo) {
-        if self.sleeps > if self.is_decided() { MOST_SLEEPS } else { 0 } {
+        if self.sleeps > if self.is_decided() { MAX_SLEEPS } else { 0 } {
             return self.end(now, LEAVES_GAPS, todo);
         }
         let had_turn = |job: &Job| self.round.get(job).is_some_and(|turn| !turn.took.is_zero());

@@ -10,7 +10,7 @@ use crate::state::gpu::{Gpu, Source};
 use crate::state::ledger::Group;
 
 /// Clients of a set that is measured.
-const MOST_CLIENTS: usize = 32;
+const MAX_CLIENTS: usize = 32;
 
 impl State {
     /// Returns the clients that hold a GPU or wait for it, and their jobs. Returns `None` if something other
@@ -26,13 +26,13 @@ impl State {
         }
         let waiting = gpu.waiting().chain(gpu.ledger.next().iter().copied()).map(|place| place.client);
         let ids: BTreeSet<ClientId> =
-            gpu.ledger.holders().iter().copied().chain(waiting).take(MOST_CLIENTS + 1).collect();
+            gpu.ledger.holders().iter().copied().chain(waiting).take(MAX_CLIENTS + 1).collect();
         let of_one_gpu =
             |client: &&Client| client.accounts.len() == 1 && client.gang.is_none() && !client.stuck;
         let client = |id: &ClientId| self.clients.get(id).filter(of_one_gpu).map(|client| (*id, client.job));
         let set: BTreeMap<ClientId, Job> = ids.iter().map(client).collect::<Option<_>>()?;
         let jobs = set.values().collect::<BTreeSet<_>>().len();
-        if set.len() > MOST_CLIENTS || jobs > progress::MOST_JOBS {
+        if set.len() > MAX_CLIENTS || jobs > progress::MAX_JOBS {
             return None;
         }
         let all: BTreeSet<ClientId> = ids.into_iter().chain(gpu.trial.clients()).collect();

@@ -10,9 +10,9 @@ use super::world::World;
 use crate::table::{MS, config, gpu};
 
 /// A third is its share: two honest ones have work all the time.
-const MOST: f64 = 0.36;
+const MAX_GAIN: f64 = 0.36;
 /// With its restores.
-const MOST_TAKEN: f64 = 0.38;
+const MAX_TAKEN: f64 = 0.38;
 
 fn cheats() -> Vec<(&'static str, Honest)> {
     let honest = Honest::new(0, 12);
@@ -53,9 +53,9 @@ fn nobody_gains(rule: &str, config: &Config) {
         println!(
             "{rule}, {what}: {part:.3} of the time, {taken:.3} with restores; {got:.1}, {first:.1} and {second:.1} s"
         );
-        assert!(part <= MOST, "{rule}, {what}: {part} of the time");
+        assert!(part <= MAX_GAIN, "{rule}, {what}: {part} of the time");
         // The cost of its many switches. They are charged to it as far as they take longer than its work.
-        assert!(taken <= MOST_TAKEN, "{rule}, {what}: {taken} of the time");
+        assert!(taken <= MAX_TAKEN, "{rule}, {what}: {taken} of the time");
         // It costs the others nothing either: between them they have what is left.
         assert!((first / second - 1.0).abs() <= 0.1, "{rule}, {what}: {first} and {second} s");
     }

@@ -43,9 +43,9 @@ use super::world::World;
 use crate::table::{MS, config, gpu};
 
 /// The weight of a job that has no other, inside the core.
-const USUAL: f64 = 6400.0;
+const DEFAULT_SHARE: f64 = 6400.0;
 /// A turn is extended for a holder that is heavier than a waiter, up to this number of quanta.
-const MOST: f64 = 64.0;
+const MAX_SHARE: f64 = 64.0;
 /// Virtual times that differ by less count as equal; and messages take a moment.
 const SLACK: f64 = 0.003;
 
@@ -89,7 +89,7 @@ impl Fair {
         // Whether two jobs want a GPU and do not run side by side, and a turn of the second may be worth one of the first.
         let compete = |one: &Job, first: &Row, second: &Row| {
             let worth = (self.holds[one] + SLACK) * second.weight / first.weight;
-            first.wants && second.wants && !(first.holds && second.holds) && worth <= MOST * self.quantum
+            first.wants && second.wants && !(first.holds && second.holds) && worth <= MAX_SHARE * self.quantum
         };
         let as_before =
             |of: &(u8, Job), row: &Row| weights.get(of).is_none_or(|&weight| weight == row.weight);
@@ -107,7 +107,7 @@ impl Fair {
                     continue;
                 }
                 let ahead = (row.time - beside.time) as f64 / 1e9;
-                let turn = SLACK + (self.holds[&one] + SLACK) * USUAL / row.weight;
+                let turn = SLACK + (self.holds[&one] + SLACK) * DEFAULT_SHARE / row.weight;
                 let (since, most) = self.pairs.entry((on, one, other)).or_insert((world.now, turn));
                 // The request of who has just begun to want the GPU is on its way, and sets where that one begins.
                 let begin = if world.now - *since <= MS(1) { ahead.max(0.0) } else { 0.0 };

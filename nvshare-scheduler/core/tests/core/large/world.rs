@@ -13,10 +13,10 @@ use crate::table::{CAPACITY, MS, gpu};
 const AUDITS_EVERY: u64 = 257;
 
 /// Far more than any of the worlds has.
-const MOST_EVENTS: u64 = 2_000_000;
+const MAX_EVENTS: u64 = 2_000_000;
 
 /// Steps that one event may take for each client that is there, and for a handful that are not.
-const MOST_STEPS_EACH: f64 = 20.0;
+const MAX_STEPS_EACH: f64 = 20.0;
 
 /// A turn and a hand-over in worlds with a quantum of 500 ms: two quanta where a holder has something to catch up; a drain
 /// that is given up, and the time until the next one; a restore.
@@ -324,7 +324,7 @@ impl World {
         self.most_steps = self.most_steps.max(steps);
         let each = steps as f64 / (self.of_client.len() + 8) as f64;
         self.most_steps_each = self.most_steps_each.max(each);
-        assert!(each <= MOST_STEPS_EACH, "{steps} steps for {kind:?} at {:?}", self.now);
+        assert!(each <= MAX_STEPS_EACH, "{steps} steps for {kind:?} at {:?}", self.now);
         while let Some(output) = self.core.poll_output() {
             let Output::Send { client, message } = output else { continue };
             if let Some(&at) = self.of_client.get(&client) {
@@ -333,7 +333,7 @@ impl World {
             }
         }
         self.events += 1;
-        assert!(self.events < MOST_EVENTS, "one message follows another without end at {:?}", self.now);
+        assert!(self.events < MAX_EVENTS, "one message follows another without end at {:?}", self.now);
         if self.events.is_multiple_of(AUDITS_EVERY) {
             self.core.audit().unwrap_or_else(|wrong| panic!("at {:?}: {wrong}", self.now));
         }

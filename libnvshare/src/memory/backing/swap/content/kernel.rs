@@ -47,7 +47,7 @@ struct Written {
 }
 
 /// Pieces of a launch, at most: the list and what is written fill a granule.
-const MOST: usize = GRANULE as usize / (size_of::<CUdeviceptr>() + size_of::<Written>());
+const MAX_PIECES: usize = GRANULE as usize / (size_of::<CUdeviceptr>() + size_of::<Written>());
 /// Bytes of the memory that the first launch looks at: it is behind a list of two.
 const TRIAL: usize = 16 * 1024;
 
@@ -167,7 +167,7 @@ pub(super) fn look(context: &Arc<Context>, pieces: &[CUdeviceptr]) -> Option<Vec
     };
     let kernel = lock(&KERNELS).iter().find_map(find)?;
     let mut seen = Vec::with_capacity(pieces.len());
-    for part in pieces.chunks(MOST) {
+    for part in pieces.chunks(MAX_PIECES) {
         seen.extend(kernel.look(part, GRANULE / WORD, mode() != Content::Zeros).ok()?);
     }
     Some(seen)
@@ -216,11 +216,11 @@ impl Kernel {
         }
     }
 
-    /// Looks at pieces of `words` words each; there are at most [`MOST`].
+    /// Looks at pieces of `words` words each; there are at most [`MAX_PIECES`].
     fn look(&self, pieces: &[CUdeviceptr], words: u64, hashes: bool) -> Result<Vec<Option<Seen>>, String> {
         let _using = lock(&self.buffer.using);
         let list = self.buffer.slot.memory().cast::<CUdeviceptr>();
-        let count = pieces.len().min(MOST);
+        let count = pieces.len().min(MAX_PIECES);
         // SAFETY: the buffer has room for this many of both, aligned, as a granule is a multiple of all sizes.
         let answers = unsafe {
             let answers = list.add(count).cast::<Written>();
