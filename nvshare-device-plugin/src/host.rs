@@ -370,7 +370,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use nvshare_proto::{Given, Priority, Seat};
+    use nvshare_proto::{Priority, Seat, TenantSettings};
 
     use super::*;
     use crate::records::Claim;
@@ -382,12 +382,13 @@ mod tests {
         let options =
             Options::parse_from(["plugin", "--api", "dra", "--state", state, "--admin-socket", "/none"]);
         let host = Arc::new(Host::open(options, Vec::new(), Vec::new()).unwrap());
-        let seat = Seat { slots: vec![Slot { gpu: GpuUuid([1; 16]), number: 0 }], given: Given::default() };
+        let seat =
+            Seat { slots: vec![Slot { gpu: GpuUuid([1; 16]), number: 0 }], given: TenantSettings::default() };
         let (name, words) = (seat.name(), || String::from("a"));
         let claim =
             Claim { namespace: words(), name: words(), uid: words(), requests: vec![words()], gang: false };
         let ended = Record { seat: seat.clone(), claim: None };
-        let given = Given { priority: Some(Priority::Low), ..Given::default() };
+        let given = TenantSettings { priority: Some(Priority::Low), ..TenantSettings::default() };
         let late = Record { seat: Seat { given, ..seat.clone() }, claim: Some(claim.clone()) };
         let known = || lock(&host.records).seats().get(&name).cloned();
         assert_eq!((host.alter(late.clone()).await, known()), (Ok(()), None));

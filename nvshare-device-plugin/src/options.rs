@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use nvshare_proto::{Given, GpuUuid, cdi, paths, units};
+use nvshare_proto::{GpuUuid, TenantSettings, cdi, paths, units};
 
 use crate::cards;
 use crate::dra::classes::Mapped;
@@ -204,8 +204,8 @@ impl Options {
 
     /// The limits of a slot that says none itself.
     #[must_use]
-    pub fn given(&self) -> Given {
-        Given { memory: self.slot_memory, compute: self.slot_compute, ..Given::default() }
+    pub fn given(&self) -> TenantSettings {
+        TenantSettings { memory: self.slot_memory, compute: self.slot_compute, ..TenantSettings::default() }
     }
 }
 
@@ -240,14 +240,14 @@ mod tests {
         assert_eq!((options.slots, options.multi_gpu, options.gpus.len()), (10, false, 0));
         assert_eq!((options.device_list_strategy, options.preload), (Strategy::CdiCri, Preload::Env));
         assert_eq!((options.resource.as_str(), options.memory), ("nvshare.com/gpu", None));
-        assert_eq!(options.given(), Given::default());
+        assert_eq!(options.given(), TenantSettings::default());
         assert_eq!((options.grace, options.pause(Duration::from_secs(2))), (60, Duration::from_secs(2)));
     }
 
     #[test]
     fn a_slot_has_limits() {
         let options = parse("--slot-memory 4GiB --slot-compute 25 --memory swap").unwrap();
-        let given = Given { memory: Some(4 << 30), compute: Some(25), ..Given::default() };
+        let given = TenantSettings { memory: Some(4 << 30), compute: Some(25), ..TenantSettings::default() };
         assert_eq!(options.given(), given);
         assert_eq!(options.memory.map(Memory::value), Some("swap"));
     }

@@ -64,7 +64,7 @@ pub(crate) struct Due {
 }
 
 /// The slots that a container asks for, and the names of NVIDIA's devices for them.
-type Asked = (Vec<Slot>, Vec<String>);
+type Wishes = (Vec<Slot>, Vec<String>);
 
 /// The calls that the plugin wants.
 pub const WANTED: DevicePluginOptions =
@@ -209,7 +209,7 @@ impl Plugin {
     }
 
     /// The slots of a resource that each container asks for.
-    fn read(&self, resource: &Resource, request: &AllocateRequest) -> Result<Vec<Asked>, Status> {
+    fn read(&self, resource: &Resource, request: &AllocateRequest) -> Result<Vec<Wishes>, Status> {
         let (is_offered, multi_gpu) =
             (|gpu: GpuUuid| self.host.card(gpu).is_some(), self.host.options.multi_gpu);
         let asked = request.container_requests.iter();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nvshare_proto::{AdminRequest, Holder, SeatName, Seldom, Slot};
+use nvshare_proto::{AdminRequest, Occupant, SeatName, Seldom, Slot};
 use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
@@ -37,9 +37,9 @@ static NOT_AHEAD: Seldom = Seldom::new(|text| info!("{text}"));
 static NOT_MADE: Seldom = Seldom::new(|text| warn!("{text}"));
 
 /// Seats and the containers that have them.
-pub type Holders = BTreeMap<SeatName, Holder>;
+pub type Occupants = BTreeMap<SeatName, Occupant>;
 /// A seat, and the container that has it now.
-pub type Change = (SeatName, Option<Holder>);
+pub type Change = (SeatName, Option<Occupant>);
 
 /// A container is gone after this number of looks in a row that do not find it: a kubelet that starts again knows no pods for a while.
 const MISSES: u32 = 5;
@@ -47,22 +47,22 @@ const MISSES: u32 = 5;
 /// Which containers have seats, over several looks.
 #[derive(Debug, Default)]
 pub struct Held {
-    now: Holders,
+    now: Occupants,
     missed: BTreeMap<SeatName, u32>,
 }
 
 impl Held {
     /// Takes a look into account. Returns which containers have seats.
-    pub fn look(&mut self, listed: Holders) -> &Holders {
+    pub fn look(&mut self, listed: Occupants) -> &Occupants {
         let before = std::mem::replace(&mut self.now, listed);
         let missed = std::mem::take(&mut self.missed);
-        for (seat, holder) in
+        for (seat, occupant) in
             before.into_iter().filter(|(seat, _)| !self.now.contains_key(seat)).collect::<Vec<_>>()
         {
             let misses = missed.get(&seat).map_or(1, |misses| misses + 1);
             if misses < MISSES {
                 self.missed.insert(seat, misses);
-                self.now.insert(seat, holder);
+                self.now.insert(seat, occupant);
             }
         }
         &self.now
@@ -71,8 +71,8 @@ impl Held {
 
 /// Which container has which seat. `main`: the name of the main resource.
 #[must_use]
-pub fn holders(pods: &ListPodResourcesResponse, main: &str) -> Holders {
-    let mut holders = Holders::new();
+pub fn holders(pods: &ListPodResourcesResponse, main: &str) -> Occupants {
+    let mut holders = Occupants::new();
     for pod in &pods.pod_resources {
         for container in &pod.containers {
             // A device for each NUMA node may stand by itself.
@@ -87,12 +87,12 @@ pub fn holders(pods: &ListPodResourcesResponse, main: &str) -> Holders {
             let claimed = container.dynamic_resources.iter().flat_map(|claim| &claim.claim_resources);
             let names = claimed.flat_map(|claim| &claim.cdi_devices);
             let claimed = names.filter_map(|device| cdi::seat_of(&device.name));
-            let holder = || Holder {
+            let occupant = || Occupant {
                 namespace: pod.namespace.clone(),
                 pod: pod.name.clone(),
                 container: container.name.clone(),
             };
-            holders.extend(seats.chain(claimed).map(|seat| (seat, holder())));
+            holders.extend(seats.chain(claimed).map(|seat| (seat, occupant())));
         }
     }
     holders
@@ -102,10 +102,10 @@ pub fn holders(pods: &ListPodResourcesResponse, main: &str) -> Holders {
 ///
 /// `told`: what it was told; none: nothing. Then `seats` are all that were given out.
 #[must_use]
-pub fn changes(told: Option<&Holders>, now: &Holders, seats: &[SeatName]) -> Vec<Change> {
+pub fn changes(told: Option<&Occupants>, now: &Occupants, seats: &[SeatName]) -> Vec<Change> {
     let was = |seat: &SeatName| told.and_then(|told| told.get(seat));
     let is_new = |seat: &SeatName| told.is_none() || was(seat) != now.get(seat);
-    let known = told.into_iter().chain([now]).flat_map(Holders::keys);
+    let known = told.into_iter().chain([now]).flat_map(Occupants::keys);
     let mut named: Vec<SeatName> = seats.iter().chain(known).copied().collect();
     named.sort_unstable();
     named.dedup();
@@ -121,7 +121,7 @@ fn socket(options: &Options) -> PathBuf {
 ///
 /// # Errors
 /// The kubelet does not answer.
-pub async fn holders_now(options: &Options) -> Result<Holders, String> {
+pub async fn holders_now(options: &Options) -> Result<Occupants, String> {
     let socket = socket(options);
     let pods = list(&mut None, &socket).await.map_err(|error| format!("{}: {error}", socket.display()))?;
     Ok(holders(&pods, &options.resource))
@@ -172,15 +172,15 @@ pub async fn tell(
     host: Arc<Host>,
     boot: watch::Receiver<Option<u64>>,
     given: &Notify,
-    mut look: impl AsyncFnMut(&Holders),
+    mut look: impl AsyncFnMut(&Occupants),
 ) {
     let socket = socket(&host.options);
     let mut kubelet = None;
     // The holders that were told, and the run of the scheduler that knows them.
-    let mut told: Option<(u64, Holders)> = None;
+    let mut told: Option<(u64, Occupants)> = None;
     let mut held = Held::default();
     // The last list, and what it says.
-    let (mut listed, mut last) = (Holders::new(), ListPodResourcesResponse::default());
+    let (mut listed, mut last) = (Occupants::new(), ListPodResourcesResponse::default());
     loop {
         let run = *boot.borrow();
         if let Some(run) = run {
@@ -222,7 +222,7 @@ pub async fn tell(
 
 /// Makes seats that the kubelet's record names and that are not there, and single slots' ahead, and removes those that nobody has. Without the
 /// record, or where it does not name what the kubelet itself lists, nothing is removed.
-pub async fn keep_in_step(plugin: &Arc<Plugin>, kept: &mut Kept, listed: &Holders) {
+pub async fn keep_in_step(plugin: &Arc<Plugin>, kept: &mut Kept, listed: &Occupants) {
     let given = match kept.now(&plugin.host.options).await {
         Ok(given) => given,
         Err(error) => return NO_RECORD.say(format_args!("{error}; no seat is removed")),
@@ -260,7 +260,7 @@ async fn send(host: &Arc<Host>, changes: Vec<Change>) -> Result<(), String> {
     let send = move || {
         changes
             .chunks(MAX_PODS_NAMED)
-            .try_for_each(|some| host.scheduler.change(AdminRequest::HoldSeats(some.to_vec())).map(drop))
+            .try_for_each(|some| host.scheduler.change(AdminRequest::OccupySeats(some.to_vec())).map(drop))
     };
     let sent = spawn_blocking(send).await.map_err(|error| error.to_string())?;
     sent.map_err(|error| error.to_string())
@@ -280,8 +280,8 @@ mod tests {
         Slot { gpu: GpuUuid([gpu; 16]), number }
     }
 
-    fn holder(container: &str) -> Holder {
-        Holder { namespace: "n".to_owned(), pod: "p".to_owned(), container: container.to_owned() }
+    fn occupant(container: &str) -> Occupant {
+        Occupant { namespace: "n".to_owned(), pod: "p".to_owned(), container: container.to_owned() }
     }
 
     #[test]
@@ -315,8 +315,8 @@ mod tests {
         let both = SeatName::of(&[slot(1, 0), slot(2, 1)]);
         let one = SeatName::of(&[slot(1, 2)]);
         let of_small = Numbers::of_resource(small, ours).unwrap().slot(&slot(1, 2).to_string()).unwrap();
-        let two = [slot(1, 5), of_small].map(|slot| (SeatName::of(&[slot]), holder("two")));
-        let others = [(both, holder("both")), (one, holder("one")), (claimed, holder("claim"))];
+        let two = [slot(1, 5), of_small].map(|slot| (SeatName::of(&[slot]), occupant("two")));
+        let others = [(both, occupant("both")), (one, occupant("one")), (claimed, occupant("claim"))];
         assert_eq!(found, others.into_iter().chain(two).collect());
     }
 
@@ -353,15 +353,15 @@ mod tests {
     #[test]
     fn a_container_is_gone_when_several_looks_do_not_find_it() {
         let [a, b] = [1, 2].map(|number| SeatName::of(&[slot(1, number)]));
-        let of = |pairs: &[(SeatName, &str)]| -> Holders {
-            pairs.iter().map(|&(seat, name)| (seat, holder(name))).collect()
+        let of = |pairs: &[(SeatName, &str)]| -> Occupants {
+            pairs.iter().map(|&(seat, name)| (seat, occupant(name))).collect()
         };
         let both = of(&[(a, "x"), (b, "y")]);
         let mut held = Held::default();
         assert_eq!(*held.look(both.clone()), both);
         // The kubelet starts again, twice.
         for misses in [MISSES - 1, MISSES - 1] {
-            (0..misses).for_each(|_| assert_eq!(*held.look(Holders::new()), both));
+            (0..misses).for_each(|_| assert_eq!(*held.look(Occupants::new()), both));
             assert_eq!(*held.look(both.clone()), both);
         }
         // Another container has a seat at once.
@@ -374,10 +374,10 @@ mod tests {
     fn what_changed_is_told_and_all_to_who_knows_nothing() {
         let seats = [1, 2, 3].map(|number| SeatName::of(&[slot(1, number)]));
         let [a, b, c] = seats;
-        let of = |pairs: &[(SeatName, &str)]| -> Holders {
-            pairs.iter().map(|&(seat, name)| (seat, holder(name))).collect()
+        let of = |pairs: &[(SeatName, &str)]| -> Occupants {
+            pairs.iter().map(|&(seat, name)| (seat, occupant(name))).collect()
         };
-        let some = |seat, name| (seat, Some(holder(name)));
+        let some = |seat, name| (seat, Some(occupant(name)));
         let sorted = |mut changes: Vec<Change>| {
             changes.sort_by_key(|change| change.0);
             changes

@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use nvshare_proto::units::{parse_enforcement, parse_priority};
-use nvshare_proto::{Enforcement, Given, Priority, Seat, SeatName};
+use nvshare_proto::{Enforcement, Priority, Seat, SeatName, TenantSettings};
 
 use crate::files;
 use crate::options::Api;
@@ -120,7 +120,7 @@ fn put(seats: &mut Seats, name: SeatName, record: Option<Record>) -> Option<Reco
 fn format(seats: &Seats) -> String {
     let line = |(name, record): (&SeatName, &Record)| {
         let Record { seat, claim } = record;
-        let Given { weight, priority, compute, enforcement, memory, paused: _ } = seat.given;
+        let TenantSettings { weight, priority, compute, enforcement, memory, paused: _ } = seat.given;
         let words = [
             memory.map(|bytes| format!("memory={bytes}")),
             compute.map(|percent| format!("compute={percent}")),
@@ -170,7 +170,7 @@ fn parse(text: &str) -> (Seats, Vec<usize>) {
 fn record(line: &str) -> Option<Record> {
     let mut words = line.split(' ');
     let name = words.next()?;
-    let mut seat = Seat { slots: Vec::new(), given: Given::default() };
+    let mut seat = Seat { slots: Vec::new(), given: TenantSettings::default() };
     let (mut claim, mut gang, mut requests) = (None, false, Vec::new());
     for word in words {
         match word.split_once('=') {
@@ -209,8 +209,8 @@ mod tests {
     #[test]
     fn a_torn_line_is_left_out_and_the_rest_is_used() {
         let slot = |gpu, number| Slot { gpu: GpuUuid([gpu; 16]), number };
-        let given = Given { memory: Some(2 << 30), compute: Some(30), ..Given::default() };
-        let all = Given {
+        let given = TenantSettings { memory: Some(2 << 30), compute: Some(30), ..TenantSettings::default() };
+        let all = TenantSettings {
             weight: Some(50),
             priority: Some(Priority::Low),
             enforcement: Some(Enforcement::Force),
@@ -226,7 +226,7 @@ mod tests {
         let sets = [
             Record { seat: Seat { slots: vec![slot(1, 0)], given }, claim: None },
             Record {
-                seat: Seat { slots: vec![slot(1, 3), slot(2, 10)], given: Given::default() },
+                seat: Seat { slots: vec![slot(1, 3), slot(2, 10)], given: TenantSettings::default() },
                 claim: None,
             },
             Record {

@@ -6,7 +6,7 @@
 
 use std::str::FromStr;
 
-use nvshare_proto::{Given, GpuUuid, Seat, Slot, stable_hash, units};
+use nvshare_proto::{GpuUuid, Seat, Slot, TenantSettings, stable_hash, units};
 
 use crate::options::{Api, Options};
 use crate::records::Record;
@@ -23,7 +23,7 @@ const KEYS: &str = "slots, memory, compute, weight, priority";
 pub struct Also {
     name: String,
     slots: Option<u32>,
-    given: Given,
+    given: TenantSettings,
 }
 
 impl FromStr for Also {
@@ -37,7 +37,7 @@ impl FromStr for Also {
                  with a letter or digit at both ends"
             ));
         }
-        let mut also = Self { name: name.to_owned(), slots: None, given: Given::default() };
+        let mut also = Self { name: name.to_owned(), slots: None, given: TenantSettings::default() };
         let mut said: Vec<&str> = Vec::new();
         for word in values.split(',') {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
@@ -95,7 +95,7 @@ pub struct Resource {
     pub also: Option<String>,
     /// How many slots each GPU has.
     pub slots: u32,
-    given: Given,
+    given: TenantSettings,
     numbers: Numbers,
 }
 
@@ -140,7 +140,7 @@ impl Resource {
                 name: format!("{}.{name}", options.resource),
                 also: Some(name.clone()),
                 slots: slots.unwrap_or(options.slots),
-                given: Given {
+                given: TenantSettings {
                     memory: given.memory.or(usual.memory),
                     compute: given.compute.or(usual.compute),
                     ..*given
@@ -252,14 +252,14 @@ mod tests {
             "--also high=memory=24g,compute=50,priority=high,weight=200,slots=2 --also low=priority=low";
         let table = table(&format!("{usual} {rows}")).unwrap();
         let short: Vec<_> = table.iter().map(|row| (row.name.as_str(), row.slots, row.given)).collect();
-        let given = Given { memory: Some(4 << 30), compute: Some(30), ..Given::default() };
-        let low = Given { priority: Some(Priority::Low), ..given };
-        let high = Given {
+        let given = TenantSettings { memory: Some(4 << 30), compute: Some(30), ..TenantSettings::default() };
+        let low = TenantSettings { priority: Some(Priority::Low), ..given };
+        let high = TenantSettings {
             memory: Some(24 << 30),
             compute: Some(50),
             weight: Some(200),
             priority: Some(Priority::High),
-            ..Given::default()
+            ..TenantSettings::default()
         };
         let expected = [
             ("nvshare.com/gpu", 5, given),

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use crate::fakes::{A, ApiServer, B, Claims, Kubelet, Machine, Scheduler, allocated, claim, until};
-use nvshare_proto::{Given, GpuUuid, Holder, Priority, SeatName};
+use nvshare_proto::{GpuUuid, Occupant, Priority, SeatName, TenantSettings};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -111,15 +111,15 @@ async fn claims_get_seats_each_by_itself() {
     // A claim's capacities are its seat's limits.
     let seats = scheduler.seats();
     let of = |gpu: GpuUuid| seats.iter().find(|seat| seat.slots[0].gpu == gpu).unwrap().given;
-    let low = Given {
+    let low = TenantSettings {
         memory: Some(3 * GIB),
         compute: Some(25),
         weight: Some(50),
         priority: Some(Priority::Low),
-        ..Given::default()
+        ..TenantSettings::default()
     };
     assert_eq!((seats.len(), of(A)), (2, low));
-    assert_eq!(of(B), Given { memory: Some(GIB), compute: Some(100), ..Given::default() });
+    assert_eq!(of(B), TenantSettings { memory: Some(GIB), compute: Some(100), ..TenantSettings::default() });
 
     // The same again, each time.
     let (name, _) = seat(&kubelet.prepare_one("a").await.unwrap());
@@ -314,7 +314,7 @@ async fn fields_that_the_api_server_drops_are_said_once() {
     // A claim then has what the options give to a slot.
     server.set_claim(claim("a", &[allocated("gpu", A, &Value::Null)], None));
     kubelet.prepare_one("a").await.unwrap();
-    let given = Given { memory: Some(2 * GIB), compute: Some(30), ..Given::default() };
+    let given = TenantSettings { memory: Some(2 * GIB), compute: Some(30), ..TenantSettings::default() };
     assert_eq!(scheduler.seats()[0].given, given);
     server.set_drops(false);
     server.wipe("one");
@@ -408,7 +408,7 @@ async fn the_scheduler_learns_whose_a_claims_seat_is() {
     let (name, _) = seat(&devices);
     kubelet.list_claim("pod", &devices[0].1);
     let holder =
-        Holder { namespace: "default".to_owned(), pod: "pod".to_owned(), container: "main".to_owned() };
+        Occupant { namespace: "default".to_owned(), pod: "pod".to_owned(), container: "main".to_owned() };
     let is_told = || scheduler.held().concat().contains(&(name, Some(holder.clone())));
     until("the scheduler is told", || is_told().then_some(())).await;
 }

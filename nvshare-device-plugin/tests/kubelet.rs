@@ -8,7 +8,7 @@ use crate::fakes::{A, B, Kubelet, Machine, Scheduler, ahead, are_all, holder, sl
 use nvshare_device_plugin::api::{
     ContainerAllocateResponse, Device, DevicePluginOptions, HEALTHY, UNHEALTHY,
 };
-use nvshare_proto::{Given, GpuUuid, Seat, SeatName, Slot};
+use nvshare_proto::{GpuUuid, Seat, SeatName, Slot, TenantSettings};
 use serde_json::json;
 use tokio::time::sleep;
 use tonic::Code;
@@ -49,7 +49,7 @@ async fn a_container_gets_a_seat() {
     assert_eq!(names(&got[0]), [ours(&[one]), format!("nvidia.com/gpu={A}")]);
     assert_eq!(names(&got[1]), [ours(&[other]), "nvidia.com/gpu=1".to_owned()]);
     assert!(got.iter().all(|container| container.envs.is_empty() && container.mounts.is_empty()));
-    let given = Given { memory: Some(2 << 30), compute: Some(30), ..Given::default() };
+    let given = TenantSettings { memory: Some(2 << 30), compute: Some(30), ..TenantSettings::default() };
     let seat = |slot| Seat { slots: vec![slot], given };
     let all = [A, B].into_iter().flat_map(|gpu| (0..3).map(move |number| slot(gpu, number)));
     let mut made = scheduler.seats();
@@ -180,12 +180,12 @@ async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
     let torn = format!("{}: line 22 names no seat and is left out", record.display());
     machine.says(second, &torn).await;
     // Another run of the scheduler gets both seats, with the limits that they had. Those that no container has get new ones.
-    let old = Given { memory: Some(2 << 30), ..Given::default() };
+    let old = TenantSettings { memory: Some(2 << 30), ..TenantSettings::default() };
     ahead(&scheduler, 21 + 19).await;
     let mut again = scheduler.seats();
     let anew = again.split_off(21);
     assert!(again.iter().all(|seat| seat.given == old), "{again:?}");
-    assert!(anew.iter().all(|seat| seat.given == Given::default() && seat.slots != [a]), "{anew:?}");
+    assert!(anew.iter().all(|seat| seat.given == TenantSettings::default() && seat.slots != [a]), "{anew:?}");
     assert_eq!(kubelet.allocate(&[&[b, a]]).await.unwrap(), got);
     assert_eq!(kubelet.allocate(&[&[a]]).await.unwrap(), then);
 }
@@ -261,7 +261,7 @@ async fn a_set_that_the_kubelet_has_and_the_record_lost_is_there_again() {
     kubelet.keep_answers(&[&set]);
     let plugin = machine.start("--multi-gpu --slot-memory 2GiB");
     machine.says(plugin, "was not recorded any more; it is again").await;
-    let given = Given { memory: Some(2 << 30), ..Given::default() };
+    let given = TenantSettings { memory: Some(2 << 30), ..TenantSettings::default() };
     assert!(scheduler.seats().contains(&Seat { slots: set.clone(), given }));
     let is_there = || machine.devices().iter().any(|(name, _)| ours(&set).ends_with(name.as_str()));
     until("its device is there", || is_there().then_some(())).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::fakes::{A, B, Kubelet, Machine, Scheduler, ahead, are_all, holder, slot, until};
 use nvshare_device_plugin::api::HEALTHY;
 use nvshare_device_plugin::resources::Numbers;
-use nvshare_proto::{Given, Priority, Seat, SeatName, Slot};
+use nvshare_proto::{Priority, Seat, SeatName, Slot, TenantSettings};
 use tokio::time::sleep;
 use tonic::Code;
 
@@ -20,8 +20,8 @@ fn of(row: &str, slot: Slot) -> Slot {
     numbers.slot(&slot.to_string()).unwrap()
 }
 
-const fn memory(bytes: u64) -> Given {
-    Given {
+const fn memory(bytes: u64) -> TenantSettings {
+    TenantSettings {
         memory: Some(bytes),
         weight: None,
         priority: None,
@@ -31,10 +31,10 @@ const fn memory(bytes: u64) -> Given {
     }
 }
 
-const SMALL: Given = memory(512 << 20);
+const SMALL: TenantSettings = memory(512 << 20);
 
-fn high() -> Given {
-    Given { compute: Some(50), priority: Some(Priority::High), weight: Some(300), ..memory(2 << 30) }
+fn high() -> TenantSettings {
+    TenantSettings { compute: Some(50), priority: Some(Priority::High), weight: Some(300), ..memory(2 << 30) }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use crate::fakes::{Kubelet, Machine, until};
 use nvshare_device_plugin::api::HEALTHY;
 use nvshare_device_plugin::resources::Numbers;
 use nvshare_harness::{Program, Running, Scheduler, World};
-use nvshare_proto::{GpuUuid, Holder, Priority, SeatName, Slot};
+use nvshare_proto::{GpuUuid, Occupant, Priority, SeatName, Slot};
 use tokio::time::sleep;
 
 const MIB: u64 = 1 << 20;
@@ -126,7 +126,7 @@ impl Node {
         let is_whole = || {
             let status = Scheduler::status(&self.world);
             let is_fine = |container: &Container| {
-                let holder = Holder {
+                let holder = Occupant {
                     namespace: "default".into(),
                     pod: container.pod.clone(),
                     container: "main".into(),
@@ -135,7 +135,7 @@ impl Node {
                 let row = status.seats.iter().find(|row| row.name == name)?;
                 let client = status.find(container.program.pid())?;
                 let has_limit = client.usage.iter().all(|usage| usage.limit == 384 * MIB);
-                let is_named = row.holder.as_ref() == Some(&holder);
+                let is_named = row.occupant.as_ref() == Some(&holder);
                 let is_there = row.clients.contains(&client.client) && !client.usage.is_empty();
                 (is_named && is_there && has_limit && row.seat.given.memory == Some(384 * MIB)).then_some(())
             };
@@ -213,7 +213,7 @@ async fn a_pod_has_the_limit_and_the_priority_of_the_resource_that_it_asks_for()
         let status = Scheduler::status(&node.world);
         let row = status.seats.iter().find(|row| row.name == SeatName::of(slots))?;
         let client = status.find(pid)?;
-        let is_named = row.holder.as_ref().is_some_and(|holder| holder.pod == pod);
+        let is_named = row.occupant.as_ref().is_some_and(|holder| holder.pod == pod);
         let has_limit = !client.usage.is_empty() && client.usage.iter().all(|usage| usage.limit == memory);
         let is_its_own = row.clients.contains(&client.client) && client.share.priority == priority;
         (is_named && has_limit && is_its_own && row.seat.given.memory == Some(memory)).then_some(())

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_proto::codec::MAX_FRAME;
-use nvshare_proto::{Asked, ComputeLimit, GangName, GpuUuid, Register, Reply, Request, VERSION};
+use nvshare_proto::{ComputeLimit, GangName, GpuUuid, Register, Reply, Request, VERSION, Wishes};
 use tokio::io::AsyncWriteExt;
 
 use support::{Server, Stream, connect, newcomer};
@@ -24,7 +24,7 @@ fn resident() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-async fn register(socket: &Path, asked: Asked) -> Stream {
+async fn register(socket: &Path, asked: Wishes) -> Stream {
     let mut stream = connect(socket).await;
     stream.send(Request::Register(Register { asked, ..newcomer() })).await.unwrap();
     let answer = stream.next().await.unwrap().unwrap();
@@ -36,8 +36,8 @@ async fn register(socket: &Path, asked: Asked) -> Stream {
 }
 
 /// The bytes that the scheduler keeps for each registration, and the connections.
-async fn kept(server: &Server, asked: impl Fn(usize) -> Asked, then: &[u8]) -> (u64, Vec<Stream>) {
-    let mut connections = vec![register(&server.clients, Asked::default()).await];
+async fn kept(server: &Server, asked: impl Fn(usize) -> Wishes, then: &[u8]) -> (u64, Vec<Stream>) {
+    let mut connections = vec![register(&server.clients, Wishes::default()).await];
     let before = resident();
     for n in 0..CONNECTIONS {
         let mut stream = register(&server.clients, asked(n)).await;
@@ -55,7 +55,7 @@ async fn long_names_many_limits_and_half_sent_frames_take_little_memory() {
     let mut half = (MAX_FRAME as u32).to_le_bytes().to_vec();
     half.extend(VERSION.to_le_bytes());
     half.resize(60_000, 0);
-    let (halves, _one) = kept(&server, |_| Asked::default(), &half).await;
+    let (halves, _one) = kept(&server, |_| Wishes::default(), &half).await;
     let name = |n: usize| GangName { name: format!("{n:08}{}", "g".repeat(60_000)), size: 0 };
     let limit = |n: u16| {
         let [low, high] = n.to_le_bytes();
@@ -63,8 +63,8 @@ async fn long_names_many_limits_and_half_sent_frames_take_little_memory() {
         (of[0], of[1]) = (low, high);
         ComputeLimit { gpu: GpuUuid(of), percent: 50 }
     };
-    let (names, _two) = kept(&server, |n| Asked { gang: Some(name(n)), ..Asked::default() }, &[]).await;
-    let limits = |_| Asked { compute: (0..3500).map(limit).collect(), ..Asked::default() };
+    let (names, _two) = kept(&server, |n| Wishes { gang: Some(name(n)), ..Wishes::default() }, &[]).await;
+    let limits = |_| Wishes { compute: (0..3500).map(limit).collect(), ..Wishes::default() };
     let (limits, _three) = kept(&server, limits, &[]).await;
     println!(
         "bytes a connection: {names} for long names, {limits} for many limits, {halves} for half a frame"

@@ -23,15 +23,15 @@ mod watch;
 pub use gpu::{GpuUuid, ParseGpuUuidError};
 pub use host::{HostSegment, HostStatus, MAX_SEGMENTS, SEGMENT};
 pub use message::{
-    AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, Hold, MemoryMode, NO_PLACE,
-    OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request, SchedulerMessage, Usage, VERSION,
+    AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, InitialState, MemoryMode,
+    NO_PLACE, OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request, SchedulerMessage, Usage, VERSION,
 };
 
 pub use repeated::{LeftOut, Repeated, SILENCE, Seldom};
-pub use seat::{Holder, ParseSeatNameError, ParseSlotError, Seat, SeatName, SeatStatus, Slot, stable_hash};
+pub use seat::{Occupant, ParseSeatNameError, ParseSlotError, Seat, SeatName, SeatStatus, Slot, stable_hash};
 pub use share::{
-    Asked, ComputeLimit, DEFAULT_WEIGHT, Enforcement, GangName, Given, MAX_GANG_MEMBERS, MAX_GANG_NAME,
-    MAX_WEIGHT, Priority, ShareStatus,
+    ComputeLimit, DEFAULT_WEIGHT, Enforcement, GangName, MAX_GANG_MEMBERS, MAX_GANG_NAME, MAX_WEIGHT,
+    Priority, ShareStatus, TenantSettings, Wishes,
 };
 pub use status::{
     ClientMemory, ClientState, ClientStatus, GpuStatus, MemoryStatus, Others, ProcessInfo, SchedulerStatus,

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::codec::Message;
 use crate::units::MIB;
 use crate::{
-    Asked, ClientStatus, Given, GpuStatus, GpuUuid, Holder, HostSegment, MemoryStatus, SchedulerStatus, Seat,
-    SeatName, SeatStatus, WatchEvent, WatchFrom,
+    ClientStatus, GpuStatus, GpuUuid, HostSegment, MemoryStatus, Occupant, SchedulerStatus, Seat, SeatName,
+    SeatStatus, TenantSettings, WatchEvent, WatchFrom, Wishes,
 };
 
 /// Version of the wire protocol; [`codec`](crate::codec) says how ends of different versions meet.
@@ -31,9 +31,9 @@ impl Message for Request {
         match self {
             Self::Admin(
                 AdminRequest::Seat(_)
-                | AdminRequest::HoldSeats(_)
+                | AdminRequest::OccupySeats(_)
                 | AdminRequest::RemoveSeat(_)
-                | AdminRequest::BoundJob { .. },
+                | AdminRequest::SetJobBounds { .. },
             ) => SEATS,
             _ => OLDEST,
         }
@@ -133,7 +133,7 @@ pub struct Register {
     /// The GPUs that the process uses so far.
     pub usage: Vec<Usage>,
     /// The share of their time that the process asks for.
-    pub asked: Asked,
+    pub asked: Wishes,
 }
 
 impl Register {
@@ -148,7 +148,7 @@ impl Register {
             returns: false,
             run: None,
             usage: Vec::new(),
-            asked: Asked::default(),
+            asked: Wishes::default(),
         }
     }
 }
@@ -256,7 +256,7 @@ pub enum SchedulerMessage {
         /// The client's number at this scheduler.
         client: u64,
         /// The state in which the client's gate begins.
-        hold: Hold,
+        hold: InitialState,
     },
     /// Bytes of a GPU's memory that its clients may fill together; sent when the client first uses the
     /// GPU and when it changes.
@@ -336,7 +336,7 @@ pub enum SchedulerMessage {
 
 /// The state of a client's gate after it has registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Hold {
+pub enum InitialState {
     /// Closed until LOCK_OK.
     Parked,
     /// Open: the client goes on under this grant.
@@ -418,22 +418,22 @@ pub enum AdminRequest {
         quantum: QuantumRule,
     },
     /// Changes the share or a limit of a client's tenant.
-    Give {
+    SetTerms {
         /// A client of the tenant.
         client: u64,
         /// The GPU for settings that belong to one; none: each GPU.
         gpu: Option<GpuUuid>,
         /// The settings.
-        given: Given,
+        given: TenantSettings,
     },
     /// Changes the share or a limit of a run before `nvshare-ctl run` starts its program.
-    GiveRun {
+    SetRunTerms {
         /// The user who starts the run.
         user: u32,
         /// The number of the run.
         run: u64,
         /// The settings, on each GPU.
-        given: Given,
+        given: TenantSettings,
     },
     /// Switches scheduling on.
     On,
@@ -456,16 +456,16 @@ pub enum AdminRequest {
     /// each start of the scheduler. Nothing that is connected is cut off.
     Seat(Seat),
     /// Says which container has a seat; none: nobody, as far as the kubelet says. Seats that are not named here stay as they are.
-    HoldSeats(Vec<(SeatName, Option<Holder>)>),
+    OccupySeats(Vec<(SeatName, Option<Occupant>)>),
     /// Removes a seat that no process uses: its folder goes.
     RemoveSeat(SeatName),
     /// Changes what one of Slurm's jobs may have, before its first process or later; a limit of 0 takes one back. The job's processes can
     /// ask for less. It survives a restart of the scheduler.
-    BoundJob {
+    SetJobBounds {
         /// The job's number.
         job: u32,
         /// The settings, on each GPU.
-        given: Given,
+        given: TenantSettings,
     },
 }
 

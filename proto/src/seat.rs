@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::{Given, GpuUuid};
+use crate::{GpuUuid, TenantSettings};
 
 /// A place on a GPU that one seat has: `GPU-…::N`, the form that NVIDIA's device plugin gives to the devices of a shared GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -117,7 +117,7 @@ pub struct Seat {
     /// Its slots, each on another GPU.
     pub slots: Vec<Slot>,
     /// The limits of all its processes together, on each of its GPUs, and their share. A program can lower them for itself.
-    pub given: Given,
+    pub given: TenantSettings,
 }
 
 impl Seat {
@@ -136,14 +136,15 @@ pub struct SeatStatus {
     /// The seat.
     pub seat: Seat,
     /// The container that has it, if one does.
-    pub holder: Option<Holder>,
+    #[serde(rename = "holder")]
+    pub occupant: Option<Occupant>,
     /// The clients that came to its socket, by their numbers; of those that are gone, the last few.
     pub clients: Vec<u64>,
 }
 
 /// The container that has a seat, as the kubelet says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
+pub struct Occupant {
     /// The pod's namespace.
     pub namespace: String,
     /// The pod's name.
@@ -152,7 +153,7 @@ pub struct Holder {
     pub container: String,
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for Occupant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.namespace, self.pod, self.container)
     }

@@ -60,7 +60,7 @@ pub struct GangName {
 
 /// The share that a process asks for: it may be less than its tenant was given, not more.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct Wishes {
     /// Weight against others; none: the tenant's.
     pub weight: Option<u32>,
     /// Priority; none: the tenant's.
@@ -75,7 +75,7 @@ pub struct Asked {
 
 /// Settings that an administrator gives a tenant; none: unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Given {
+pub struct TenantSettings {
     /// Weight against others.
     pub weight: Option<u32>,
     /// Priority.

@@ -5,11 +5,11 @@ use std::fmt::Debug;
 
 use nvshare_proto::codec::{Error, MAX_FRAME, Message, decode, encode, encode_in};
 use nvshare_proto::{
-    AdminReply, AdminRequest, Amount, Asked, ClientMemory, ClientMessage, ClientState, ClientStatus,
-    ComputeLimit, Counters, Enforcement, Epoch, EventKind, GangName, Gate, Given, GpuStatus, GpuUuid, Hold,
-    Holder, HostSegment, HostStatus, MemoryMode, MemoryStatus, OLDEST, Others, Priority, ProcessInfo,
-    QuantumRule, Register, Reply, Request, SchedulerMessage, SchedulerStatus, Seat, SeatStatus, ShareStatus,
-    Slot, Usage, VERSION, WatchEvent, WatchFrom,
+    AdminReply, AdminRequest, Amount, ClientMemory, ClientMessage, ClientState, ClientStatus, ComputeLimit,
+    Counters, Enforcement, Epoch, EventKind, GangName, Gate, GpuStatus, GpuUuid, HostSegment, HostStatus,
+    InitialState, MemoryMode, MemoryStatus, OLDEST, Occupant, Others, Priority, ProcessInfo, QuantumRule,
+    Register, Reply, Request, SchedulerMessage, SchedulerStatus, Seat, SeatStatus, ShareStatus, Slot,
+    TenantSettings, Usage, VERSION, WatchEvent, WatchFrom, Wishes,
 };
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
@@ -36,24 +36,29 @@ const COUNTERS: Counters = Counters {
 };
 
 fn seat() -> Seat {
-    let given = Given { compute: Some(25), memory: Some(8 << 30), ..Given::default() };
+    let given = TenantSettings { compute: Some(25), memory: Some(8 << 30), ..TenantSettings::default() };
     Seat { slots: vec![Slot { gpu: GPU, number: 7 }], given }
 }
 
-fn holder() -> Holder {
-    Holder { namespace: "default".into(), pod: "train-0".into(), container: "main".into() }
+fn occupant() -> Occupant {
+    Occupant { namespace: "default".into(), pod: "train-0".into(), container: "main".into() }
 }
 
 fn requests() -> Vec<(&'static str, Request)> {
     use ClientMessage as C;
-    let asked = Asked {
+    let asked = Wishes {
         weight: Some(20),
         priority: Some(Priority::Low),
         enforcement: Enforcement::Force,
         compute: vec![ComputeLimit { gpu: GPU, percent: 25 }],
         gang: Some(GangName { name: "ranks".into(), size: 2 }),
     };
-    let given = Given { weight: Some(200), memory: Some(8 << 30), paused: Some(true), ..Given::default() };
+    let given = TenantSettings {
+        weight: Some(200),
+        memory: Some(8 << 30),
+        paused: Some(true),
+        ..TenantSettings::default()
+    };
     let auto = QuantumRule::Auto { overhead_ppm: 50_000, max_wait_ms: 30_000 };
     let register = |memory, gate| {
         Request::Register(Register {
@@ -96,8 +101,8 @@ fn requests() -> Vec<(&'static str, Request)> {
             }),
         ),
         ("set_quantum of a gpu", Request::Admin(AdminRequest::SetQuantum { gpu: Some(GPU), quantum: auto })),
-        ("give", Request::Admin(AdminRequest::Give { client: 3, gpu: Some(GPU), given })),
-        ("give_run", Request::Admin(AdminRequest::GiveRun { user: 1000, run: 9, given })),
+        ("give", Request::Admin(AdminRequest::SetTerms { client: 3, gpu: Some(GPU), given })),
+        ("give_run", Request::Admin(AdminRequest::SetRunTerms { user: 1000, run: 9, given })),
         ("on", Request::Admin(AdminRequest::On)),
         ("off", Request::Admin(AdminRequest::Off { force: true })),
         ("reset", Request::Admin(AdminRequest::Reset)),
@@ -109,13 +114,13 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("seat", Request::Admin(AdminRequest::Seat(seat()))),
         (
             "hold_seats",
-            Request::Admin(AdminRequest::HoldSeats(vec![
-                (seat().name(), Some(holder())),
+            Request::Admin(AdminRequest::OccupySeats(vec![
+                (seat().name(), Some(occupant())),
                 (seat().name(), None),
             ])),
         ),
         ("remove_seat", Request::Admin(AdminRequest::RemoveSeat(seat().name()))),
-        ("bound_job", Request::Admin(AdminRequest::BoundJob { job: 42, given })),
+        ("bound_job", Request::Admin(AdminRequest::SetJobBounds { job: 42, given })),
     ]
 }
 
@@ -195,9 +200,9 @@ fn replies() -> Vec<(&'static str, Reply)> {
         took_us: None,
     };
     vec![
-        ("registered, parked", registered(Hold::Parked)),
-        ("registered, running", registered(Hold::Running(EPOCH))),
-        ("registered, free", registered(Hold::Free)),
+        ("registered, parked", registered(InitialState::Parked)),
+        ("registered, running", registered(InitialState::Running(EPOCH))),
+        ("registered, free", registered(InitialState::Free)),
         ("capacity", Reply::Client(S::Capacity(ROOM))),
         ("lock_ok", Reply::Client(S::LockOk { epoch: EPOCH, quantum_ms: 30_000, room: vec![ROOM] })),
         ("drop_lock", Reply::Client(S::DropLock { epoch: EPOCH, patience_ms: 200 })),
@@ -229,7 +234,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
             Reply::Admin(AdminReply::Seat(Box::new(SeatStatus {
                 name: seat().name(),
                 seat: seat(),
-                holder: Some(holder()),
+                occupant: Some(occupant()),
                 clients: vec![3],
             }))),
         ),

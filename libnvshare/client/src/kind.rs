@@ -32,7 +32,7 @@ pub enum Kind {
 
 /// The request of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
+enum Wishes {
     Device,
     Managed,
     Pool,
@@ -56,15 +56,15 @@ enum WithoutRoom {
 
 impl Kind {
     /// The row of the table.
-    const fn row(self) -> (Asked, Made, WithoutRoom) {
+    const fn row(self) -> (Wishes, Made, WithoutRoom) {
         match self {
-            Self::DeviceAsManaged => (Asked::Device, Made::Managed, WithoutRoom::IsAbsent),
-            Self::Mapped => (Asked::Device, Made::Mapped, WithoutRoom::IsAbsent),
-            Self::ProgramsManaged => (Asked::Managed, Made::Managed, WithoutRoom::IsAbsent),
-            Self::ManagedPool => (Asked::Pool, Made::Managed, WithoutRoom::Waits),
-            Self::Plain => (Asked::Device, Made::AsAsked, WithoutRoom::Waits),
-            Self::PlainPool => (Asked::Pool, Made::AsAsked, WithoutRoom::Waits),
-            Self::SmallPlain => (Asked::Device, Made::AsAsked, WithoutRoom::IsChargedLater),
+            Self::DeviceAsManaged => (Wishes::Device, Made::Managed, WithoutRoom::IsAbsent),
+            Self::Mapped => (Wishes::Device, Made::Mapped, WithoutRoom::IsAbsent),
+            Self::ProgramsManaged => (Wishes::Managed, Made::Managed, WithoutRoom::IsAbsent),
+            Self::ManagedPool => (Wishes::Pool, Made::Managed, WithoutRoom::Waits),
+            Self::Plain => (Wishes::Device, Made::AsAsked, WithoutRoom::Waits),
+            Self::PlainPool => (Wishes::Pool, Made::AsAsked, WithoutRoom::Waits),
+            Self::SmallPlain => (Wishes::Device, Made::AsAsked, WithoutRoom::IsChargedLater),
         }
     }
 
@@ -77,14 +77,14 @@ impl Kind {
     /// Whether a pool handed such memory out.
     #[must_use]
     pub fn is_pools(self) -> bool {
-        self.row().0 == Asked::Pool
+        self.row().0 == Wishes::Pool
     }
 
     /// Whether the program asked for such memory as device memory, and the library made it managed.
     #[must_use]
     pub fn is_in_disguise(self) -> bool {
         let (asked, made, _) = self.row();
-        asked != Asked::Managed && made == Made::Managed
+        asked != Wishes::Managed && made == Made::Managed
     }
 
     /// Whether such memory has to have its room at once, wherever the lock is.

@@ -8,7 +8,7 @@ mod io;
 use std::time::Duration;
 
 use nvshare_proto::pace::IDLE_AFTER;
-use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, Hold, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, InitialState, SchedulerMessage};
 
 use crate::launch_window::InFlight;
 
@@ -307,8 +307,8 @@ impl Machine {
         }
     }
 
-    fn registered(&mut self, hold: Hold, now: Duration) {
-        if hold == Hold::Parked && matches!(self.phase, Phase::Free | Phase::Running { .. }) {
+    fn registered(&mut self, hold: InitialState, now: Duration) {
+        if hold == InitialState::Parked && matches!(self.phase, Phase::Free | Phase::Running { .. }) {
             // The gate opened while the answer was on its way: the scheduler has to know that.
             self.reconnect();
             return;
@@ -323,7 +323,7 @@ impl Machine {
         self.end_next();
         self.expect_nobody();
         match hold {
-            Hold::Parked => {
+            InitialState::Parked => {
                 if self.phase != Phase::Parked {
                     if matches!(self.phase, Phase::Freeing | Phase::Restoring { .. }) {
                         // Memory on its way back would come beside the evictions that follow.
@@ -334,8 +334,8 @@ impl Machine {
                 }
                 self.ask();
             }
-            Hold::Running(epoch) => self.adopted(epoch),
-            Hold::Free => self.go_alone(),
+            InitialState::Running(epoch) => self.adopted(epoch),
+            InitialState::Free => self.go_alone(),
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use nvshare_proto::env as names;
 use nvshare_proto::paths;
 use nvshare_proto::units::{self, MIB, MIN_MEMORY_LIMIT};
-use nvshare_proto::{Asked, Enforcement, MemoryMode};
+use nvshare_proto::{Enforcement, MemoryMode, Wishes};
 
 use crate::process::log::{self, Level};
 use crate::process::seat;
@@ -43,7 +43,7 @@ pub(crate) struct Config {
     /// The limits of the container's seat, which its programs can lower and not raise.
     seat: Option<Seat>,
     /// The process's own wish for a share of the GPUs' time.
-    asked: Asked,
+    asked: Wishes,
     pub(crate) memory: MemoryMode,
     pub(crate) content: Content,
     /// One program may allocate more than the GPU has.
@@ -64,7 +64,7 @@ struct Seat {
     limit: Option<u64>,
     /// In per cent.
     compute_limit: Option<u8>,
-    asked: Asked,
+    asked: Wishes,
 }
 
 /// The reason why the environment cannot be followed.
@@ -112,7 +112,7 @@ impl Config {
     }
 
     /// The process's share of the GPUs' time, as far as it asks for one, or its seat sets one: the narrower of the two.
-    pub(crate) fn asked(&self) -> Asked {
+    pub(crate) fn asked(&self) -> Wishes {
         let mut asked = self.asked.clone();
         if let Some(Seat { asked: seat, .. }) = &self.seat {
             let strictness = |enforcement| match enforcement {
@@ -152,7 +152,7 @@ impl Config {
             compute_limit: 0,
             device_compute_limits: Vec::new(),
             seat: None,
-            asked: Asked::default(),
+            asked: Wishes::default(),
             memory: MemoryMode::Managed,
             content: Content::Hashes,
             oversubscribe: false,
@@ -451,7 +451,7 @@ mod tests {
         let gang = Some(GangName { name: "ranks".to_owned(), size: 2 });
         assert_eq!(
             config.asked,
-            Asked {
+            Wishes {
                 weight: Some(20),
                 priority: Some(Priority::Low),
                 enforcement: Enforcement::Force,
@@ -460,7 +460,7 @@ mod tests {
             }
         );
         let none = parse(&[]).unwrap();
-        assert_eq!((none.compute_limit(0), none.asked), (None, Asked::default()));
+        assert_eq!((none.compute_limit(0), none.asked), (None, Wishes::default()));
     }
 
     #[test]
@@ -474,7 +474,7 @@ mod tests {
         let in_seat = |variables: &[(&str, &str)]| {
             let mut config = parse(variables).unwrap();
             config.keep_to(seat.map(|(n, v)| (n.to_owned(), v.to_owned())).to_vec()).unwrap();
-            let Asked { weight, enforcement, .. } = config.asked();
+            let Wishes { weight, enforcement, .. } = config.asked();
             (config.limit(0), config.compute_limit(0), weight, enforcement)
         };
         let whole = (Some(4 * GIB), Some(50), Some(100), Enforcement::Default);

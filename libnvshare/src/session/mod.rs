@@ -17,8 +17,8 @@ use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::session::{Done, Host, Session};
 use nvshare_proto::pace::RECONNECT_EVERY;
 use nvshare_proto::{
-    Asked, ClientMessage, ComputeLimit, Counters, GpuUuid, MemoryMode, NO_PLACE, Register, Reply, Request,
-    SchedulerMessage, VERSION,
+    ClientMessage, ComputeLimit, Counters, GpuUuid, MemoryMode, NO_PLACE, Register, Reply, Request,
+    SchedulerMessage, VERSION, Wishes,
 };
 
 use crate::driver;
@@ -211,8 +211,8 @@ impl Thread {
     /// The share of the GPUs' time that the environment, or the seat, asks for.
     ///
     /// A seat may have other limits by now than those that the process knows: an old one would look like a wish of its own.
-    fn ask_for_share(&mut self) -> Asked {
-        let Ok(first) = config::get() else { return Asked::default() };
+    fn ask_for_share(&mut self) -> Wishes {
+        let Ok(first) = config::get() else { return Wishes::default() };
         let now = first.in_its_seat_now();
         if let Some(now) = &now {
             for device in devices::all() {
@@ -230,7 +230,7 @@ impl Thread {
             let percent = config.compute_limit(usize::try_from(device.ordinal).ok()?)?;
             Some(ComputeLimit { gpu: device.uuid, percent })
         };
-        Asked { compute: devices::all().filter_map(limit).collect(), ..config.asked() }
+        Wishes { compute: devices::all().filter_map(limit).collect(), ..config.asked() }
     }
 
     /// The scheduler has told a limit: it is the seat's if the seat's file has it, which is written first.

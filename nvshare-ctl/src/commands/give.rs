@@ -3,7 +3,7 @@
 use clap::Args;
 use nvshare_admin::Scheduler;
 use nvshare_proto::units::{parse_enforcement, parse_priority, parse_weight};
-use nvshare_proto::{AdminRequest, Enforcement, Given, GpuUuid, Priority};
+use nvshare_proto::{AdminRequest, Enforcement, GpuUuid, Priority, TenantSettings};
 
 use crate::arguments::{Target, parse_client, parse_compute_limit, parse_memory_limit, parse_target};
 use crate::gpu::Gpu;
@@ -64,14 +64,14 @@ pub(crate) struct ClientOptions {
 pub(crate) fn limit(scheduler: &Scheduler, options: &LimitOptions) -> Done {
     let gpu = options.gpu.as_ref().map(|gpu| gpu.uuid(scheduler)).transpose()?;
     let LimitOptions { compute, memory, policy: enforcement, .. } = *options;
-    let given = Given { compute, memory, enforcement, ..Given::default() };
+    let given = TenantSettings { compute, memory, enforcement, ..TenantSettings::default() };
     give(scheduler, options.client, gpu, given)
 }
 
-fn give(scheduler: &Scheduler, target: Target, gpu: Option<GpuUuid>, given: Given) -> Done {
+fn give(scheduler: &Scheduler, target: Target, gpu: Option<GpuUuid>, given: TenantSettings) -> Done {
     let request = match (target, gpu) {
-        (Target::Client(client), gpu) => AdminRequest::Give { client, gpu, given },
-        (Target::Job(job), None) => AdminRequest::BoundJob { job, given },
+        (Target::Client(client), gpu) => AdminRequest::SetTerms { client, gpu, given },
+        (Target::Job(job), None) => AdminRequest::SetJobBounds { job, given },
         (Target::Job(_), Some(_)) => {
             return Err("the limits of a job are the same on all of its GPUs: leave --gpu out"
                 .to_owned()
@@ -82,13 +82,28 @@ fn give(scheduler: &Scheduler, target: Target, gpu: Option<GpuUuid>, given: Give
 }
 
 pub(crate) fn weight(scheduler: &Scheduler, options: &WeightOptions) -> Done {
-    give(scheduler, options.client, None, Given { weight: Some(options.weight), ..Given::default() })
+    give(
+        scheduler,
+        options.client,
+        None,
+        TenantSettings { weight: Some(options.weight), ..TenantSettings::default() },
+    )
 }
 
 pub(crate) fn priority(scheduler: &Scheduler, options: &PriorityOptions) -> Done {
-    give(scheduler, options.client, None, Given { priority: Some(options.priority), ..Given::default() })
+    give(
+        scheduler,
+        options.client,
+        None,
+        TenantSettings { priority: Some(options.priority), ..TenantSettings::default() },
+    )
 }
 
 pub(crate) fn pause(scheduler: &Scheduler, options: &ClientOptions, paused: bool) -> Done {
-    give(scheduler, Target::Client(options.client), None, Given { paused: Some(paused), ..Given::default() })
+    give(
+        scheduler,
+        Target::Client(options.client),
+        None,
+        TenantSettings { paused: Some(paused), ..TenantSettings::default() },
+    )
 }

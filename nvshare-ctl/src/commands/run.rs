@@ -16,7 +16,7 @@ use nvshare_proto::env::{
     COMPUTE_LIMIT, GANG, HAMI_POLICY, MEM_LIMIT, PRIORITY, RUN, SOCKET, WEIGHT, is_compute_limit,
     is_memory_limit,
 };
-use nvshare_proto::{AdminRequest, DEFAULT_WEIGHT, Enforcement, GangName, Given, Priority, units};
+use nvshare_proto::{AdminRequest, DEFAULT_WEIGHT, Enforcement, GangName, Priority, TenantSettings, units};
 
 use crate::elf::{self, Start};
 use crate::library::{self, Library};
@@ -91,7 +91,7 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
     options.share(&mut command);
     if let Some(given) = options.needs() {
         let user = fs::metadata("/proc/self").map_err(|error| failed(format!("/proc/self: {error}")))?.uid();
-        let request = AdminRequest::GiveRun { user, run, given };
+        let request = AdminRequest::SetRunTerms { user, run, given };
         Scheduler::usual().change(request).map_err(|error| failed(error.to_string()))?;
     }
     if let Some(limit) = options.limit {
@@ -151,10 +151,14 @@ impl Options {
     }
 
     /// The settings that an administrator has to give.
-    fn needs(&self) -> Option<Given> {
+    fn needs(&self) -> Option<TenantSettings> {
         let weight = self.weight.filter(|&weight| weight > DEFAULT_WEIGHT);
         let priority = self.priority.filter(|&priority| priority > Priority::Normal);
-        (weight.is_some() || priority.is_some()).then_some(Given { weight, priority, ..Given::default() })
+        (weight.is_some() || priority.is_some()).then_some(TenantSettings {
+            weight,
+            priority,
+            ..TenantSettings::default()
+        })
     }
 }
 

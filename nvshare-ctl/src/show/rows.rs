@@ -172,10 +172,10 @@ const MAX_NAMED: usize = 5;
 
 /// A line about seats that containers have, if any do. One to which no client came may be of a container that runs without nvshare.
 pub(crate) fn seats(status: &Status) -> Option<String> {
-    let held = || status.seats.iter().filter(|seat| seat.holder.is_some());
+    let held = || status.seats.iter().filter(|seat| seat.occupant.is_some());
     let mut unused: Vec<String> = held()
         .filter(|seat| status.unused_seats.contains(&seat.name))
-        .filter_map(|seat| Some(seat.holder.as_ref()?.to_string()))
+        .filter_map(|seat| Some(seat.occupant.as_ref()?.to_string()))
         .collect();
     unused.sort();
     let mut line = format!("seats that containers have: {}", held().count());
@@ -189,9 +189,9 @@ pub(crate) fn seats(status: &Status) -> Option<String> {
 }
 
 /// The container that has the seat of a client.
-pub(crate) fn holder(seats: &[SeatStatus], client: u64) -> Option<String> {
+pub(crate) fn occupant(seats: &[SeatStatus], client: u64) -> Option<String> {
     let seat = seats.iter().find(|seat| seat.clients.contains(&client))?;
-    Some(seat.holder.as_ref()?.to_string())
+    Some(seat.occupant.as_ref()?.to_string())
 }
 
 /// The process's pod, container or job, the first that is known, in short.
@@ -242,7 +242,7 @@ fn state_cells(client: &ClientStatus, seats: &[SeatStatus], users: &mut Users) -
     vec![
         client.client.to_string(),
         or_nothing(process.map(|process| users.name(process.user))),
-        or_nothing(holder(seats, client.client).or_else(|| process.and_then(place))),
+        or_nothing(occupant(seats, client.client).or_else(|| process.and_then(place))),
         if client.share.paused { "paused" } else { state(client.state) }.to_owned(),
         Bytes(allocated(client)).to_string(),
         or_nothing(limit.map(|limit| Bytes(limit).to_string())),
@@ -282,7 +282,7 @@ fn command_cell(client: &ClientStatus, seats: &[SeatStatus], layout: Layout) -> 
     match &client.process {
         Some(process) if layout.wide => process.command.clone(),
         Some(process) => short_command(&process.command),
-        None if holder(seats, client.client).is_some() => NOTHING.to_owned(),
+        None if occupant(seats, client.client).is_some() => NOTHING.to_owned(),
         None => client.name.clone(),
     }
 }
@@ -291,7 +291,7 @@ fn command_cell(client: &ClientStatus, seats: &[SeatStatus], layout: Layout) -> 
 mod tests {
     use super::*;
     use crate::top::tests::{client, status};
-    use nvshare_proto::{Counters, Given, GpuUuid, Holder, Seat, Slot, Usage};
+    use nvshare_proto::{Counters, GpuUuid, Occupant, Seat, Slot, TenantSettings, Usage};
 
     #[test]
     fn sizes_that_cannot_be_added_up_are_shown() {
@@ -337,10 +337,10 @@ mod tests {
     #[test]
     fn clients_of_seats_are_where_their_containers_are() {
         let slots = vec![Slot { gpu: GpuUuid([7; 16]), number: 0 }];
-        let seat = Seat { slots, given: Given::default() };
-        let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
+        let seat = Seat { slots, given: TenantSettings::default() };
+        let occupant = Occupant { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
         let name = seat.name();
-        let held = SeatStatus { name, seat, holder: Some(holder), clients: vec![2] };
+        let held = SeatStatus { name, seat, occupant: Some(occupant), clients: vec![2] };
         let clients = [1, 2].map(|id| client(id, ClientState::Running, 0, 0));
         let (_, rows) = client_table(&clients, &[held], Layout { wide: false, width: 80 }, false);
         assert_eq!([&rows[0][2], &rows[1][2]], [NOTHING, "lab/train-0/main"]);
@@ -350,12 +350,12 @@ mod tests {
 
     #[test]
     fn containers_whose_clients_never_came_are_named() {
-        let holder =
-            |pod| Holder { namespace: "lab".into(), pod: format!("train-{pod}"), container: "main".into() };
+        let occupant =
+            |pod| Occupant { namespace: "lab".into(), pod: format!("train-{pod}"), container: "main".into() };
         let seat = |number| {
             let slots = vec![Slot { gpu: GpuUuid([7; 16]), number }];
-            let seat = Seat { slots, given: Given::default() };
-            SeatStatus { name: seat.name(), seat, holder: Some(holder(number)), clients: vec![] }
+            let seat = Seat { slots, given: TenantSettings::default() };
+            SeatStatus { name: seat.name(), seat, occupant: Some(occupant(number)), clients: vec![] }
         };
         let all: Vec<SeatStatus> = (0..7).map(seat).collect();
         let names: Vec<_> = all.iter().map(|seat| seat.name).collect();
@@ -371,7 +371,7 @@ mod tests {
         let many = line(&all, &names).unwrap();
         assert!(many.ends_with("lab/train-4/main, and 2 more"), "{many}");
         // Nobody has it.
-        assert_eq!(line(&[SeatStatus { holder: None, ..seat(0) }], &names), None);
+        assert_eq!(line(&[SeatStatus { occupant: None, ..seat(0) }], &names), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use nvshare_proto::units::{parse_quantum, parse_weight};
-use nvshare_proto::{AdminRequest, Given, QuantumRule};
+use nvshare_proto::{AdminRequest, QuantumRule, TenantSettings};
 
 use super::Top;
 use crate::arguments;
@@ -66,8 +66,8 @@ pub(crate) enum Typed {
 impl Typed {
     /// The request that the text stands for, or the reason why it is none.
     fn read(self, text: &str) -> Result<AdminRequest, String> {
-        let give = |client, given| AdminRequest::Give { client, gpu: None, given };
-        let none = Given::default();
+        let give = |client, given| AdminRequest::SetTerms { client, gpu: None, given };
+        let none = TenantSettings::default();
         match self {
             Self::Quantum => {
                 let millis = parse_quantum(text).map_err(|error| error.to_string())?.as_millis() as u64;
@@ -75,14 +75,16 @@ impl Typed {
             }
             Self::Weight(client) => {
                 let weight = parse_weight(text).map_err(|error| error.to_string())?;
-                Ok(give(client, Given { weight: Some(weight), ..none }))
+                Ok(give(client, TenantSettings { weight: Some(weight), ..none }))
             }
-            Self::Compute(client) => {
-                Ok(give(client, Given { compute: Some(arguments::parse_compute_limit(text)?), ..none }))
-            }
-            Self::Memory(client) => {
-                Ok(give(client, Given { memory: Some(arguments::parse_memory_limit(text)?), ..none }))
-            }
+            Self::Compute(client) => Ok(give(
+                client,
+                TenantSettings { compute: Some(arguments::parse_compute_limit(text)?), ..none },
+            )),
+            Self::Memory(client) => Ok(give(
+                client,
+                TenantSettings { memory: Some(arguments::parse_memory_limit(text)?), ..none },
+            )),
         }
     }
 }
@@ -115,8 +117,8 @@ impl Top {
             Key::Char('p') => {
                 let Some(client) = self.chosen() else { return Wish::Nothing };
                 let paused = self.client(client).is_some_and(|client| client.share.paused);
-                let given = Given { paused: Some(!paused), ..Given::default() };
-                return Wish::Change(AdminRequest::Give { client, gpu: None, given });
+                let given = TenantSettings { paused: Some(!paused), ..TenantSettings::default() };
+                return Wish::Change(AdminRequest::SetTerms { client, gpu: None, given });
             }
             Key::Char('o') => {
                 let on = self.status.as_ref().is_none_or(|status| status.scheduler.scheduling);
@@ -213,8 +215,8 @@ mod tests {
         last
     }
 
-    fn give(client: u64, given: Given) -> Wish {
-        Wish::Change(AdminRequest::Give { client, gpu: None, given })
+    fn give(client: u64, given: TenantSettings) -> Wish {
+        Wish::Change(AdminRequest::SetTerms { client, gpu: None, given })
     }
 
     #[test]
@@ -236,13 +238,13 @@ mod tests {
     #[test]
     fn keys_change_the_selected_client() {
         let mut top = top();
-        let none = Given::default();
+        let none = TenantSettings::default();
         for (keys, given) in [
-            ("w400\n", Given { weight: Some(400), ..none }),
-            ("l25%\n", Given { compute: Some(25), ..none }),
-            ("lnone\n", Given { compute: Some(0), ..none }),
-            ("m2GiB\n", Given { memory: Some(2 << 30), ..none }),
-            ("p", Given { paused: Some(true), ..none }),
+            ("w400\n", TenantSettings { weight: Some(400), ..none }),
+            ("l25%\n", TenantSettings { compute: Some(25), ..none }),
+            ("lnone\n", TenantSettings { compute: Some(0), ..none }),
+            ("m2GiB\n", TenantSettings { memory: Some(2 << 30), ..none }),
+            ("p", TenantSettings { paused: Some(true), ..none }),
         ] {
             top.selected = None;
             assert_eq!(pressed(&mut top, &keys[..1]), Wish::Nothing, "nobody is selected");
@@ -252,7 +254,7 @@ mod tests {
         if let Some(status) = &mut top.status {
             status.clients[1].share.paused = true;
         }
-        assert_eq!(pressed(&mut top, "p"), give(2, Given { paused: Some(false), ..none }));
+        assert_eq!(pressed(&mut top, "p"), give(2, TenantSettings { paused: Some(false), ..none }));
         for (keys, said) in
             [("w0\n", "accepted: 1 to 10000"), ("l101\n", "or none"), ("m1k\n", "the least is")]
         {

@@ -220,7 +220,7 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> R
             _ => String::new(),
         };
         let seats = top.status.as_ref().map_or(&[][..], |status| &status.seats);
-        let shown_as = show::holder(seats, client.client).unwrap_or_else(|| {
+        let shown_as = show::occupant(seats, client.client).unwrap_or_else(|| {
             client
                 .process
                 .as_ref()
@@ -308,7 +308,7 @@ mod tests {
     use crate::top::keys::Key;
     use crate::top::tests::{GIB, client, status};
     use nvshare_admin::Status;
-    use nvshare_proto::{Given, GpuUuid, Holder, Seat, SeatStatus, Slot};
+    use nvshare_proto::{GpuUuid, Occupant, Seat, SeatStatus, Slot, TenantSettings};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use std::time::Duration;
@@ -333,9 +333,10 @@ mod tests {
 
     #[test]
     fn a_client_of_a_seat_is_shown_as_its_pod() {
-        let seat = Seat { slots: vec![Slot { gpu: GpuUuid([7; 16]), number: 0 }], given: Given::default() };
-        let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
-        let held = SeatStatus { name: seat.name(), seat, holder: Some(holder), clients: vec![2] };
+        let seat =
+            Seat { slots: vec![Slot { gpu: GpuUuid([7; 16]), number: 0 }], given: TenantSettings::default() };
+        let occupant = Occupant { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
+        let held = SeatStatus { name: seat.name(), seat, occupant: Some(occupant), clients: vec![2] };
         let (mut top, now) = top();
         let clients = vec![client(1, ClientState::Running, 0, 0), client(2, ClientState::Waiting, 0, 0)];
         top.look(Ok(Status { seats: vec![held], ..status(clients) }), now);

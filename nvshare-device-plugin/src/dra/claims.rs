@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
 };
 use nvshare_proto::units::{Bytes, MIN_MEMORY_LIMIT};
-use nvshare_proto::{Given, GpuUuid, Priority, Seat, SeatName, Slot, stable_hash};
+use nvshare_proto::{GpuUuid, Priority, Seat, SeatName, Slot, TenantSettings, stable_hash};
 
 use super::parameters::{self, Settings};
 use super::slices::{COMPUTE, MEMORY, device_name, most_memory};
@@ -160,7 +160,7 @@ fn read(
         }
         let given = limits(result, card, place.options)?;
         let said = parameters::for_request(config, request, pods).map_err(Refusal::Parameters)?;
-        let given = Given { memory: given.memory, compute: given.compute, ..said.given };
+        let given = TenantSettings { memory: given.memory, compute: given.compute, ..said.given };
         let settings = Settings { given, ..said };
         match all {
             Some((before, one)) if before != settings => {
@@ -178,7 +178,11 @@ fn read(
 
 /// The limits that follow from the capacities that a share has of a GPU. Where the API server knows no such capacities, a share has what the
 /// options give to a slot.
-fn limits(result: &DeviceRequestAllocationResult, card: &Card, options: &Options) -> Result<Given, Refusal> {
+fn limits(
+    result: &DeviceRequestAllocationResult,
+    card: &Card,
+    options: &Options,
+) -> Result<TenantSettings, Refusal> {
     let consumed = |name: &str| {
         let consumed = result.consumed_capacity.as_ref()?;
         consumed.get(name).or_else(|| consumed.get(&format!("{DRIVER}/{name}")))
@@ -199,7 +203,7 @@ fn limits(result: &DeviceRequestAllocationResult, card: &Card, options: &Options
     let memory = limit(MEMORY, least, most, |bytes| Bytes(bytes).to_string())?;
     let compute = limit(COMPUTE, 1, 100, |percent| format!("{percent} %"))?;
     let compute = compute.and_then(|percent| percent.try_into().ok());
-    Ok(Given { memory: memory.or(usual.memory), compute: compute.or(usual.compute), ..usual })
+    Ok(TenantSettings { memory: memory.or(usual.memory), compute: compute.or(usual.compute), ..usual })
 }
 
 /// The slots of a seat: those that the claim has already, or else ones that no other seat has.
@@ -272,8 +276,11 @@ mod tests {
 
     #[test]
     fn a_claims_capacities_are_its_seats_limits() {
-        let memory =
-            |bytes: u64, compute| Given { memory: Some(bytes), compute: Some(compute), ..Given::default() };
+        let memory = |bytes: u64, compute| TenantSettings {
+            memory: Some(bytes),
+            compute: Some(compute),
+            ..TenantSettings::default()
+        };
         let gib = 1 << 30;
         for (consumed, text, expected) in [
             (json!({"memory": "3Gi", "compute": "25", "slots": "1"}), "", memory(3 * gib, 25)),
@@ -290,7 +297,7 @@ mod tests {
             ),
             // The API server knows no capacities that are consumed.
             (Value::Null, "--slot-memory 1GiB --slot-compute 10", memory(gib, 10)),
-            (Value::Null, "", Given::default()),
+            (Value::Null, "", TenantSettings::default()),
         ] {
             let got =
                 read(&claim("u", &[share("r", 1, consumed.clone())], &[]), text, &Seats::new()).unwrap();
@@ -302,12 +309,12 @@ mod tests {
         }
         let said = parameters(&json!({"weight": 50, "policy": "force", "priority": "low"}));
         let got = read(&claim("u", &[share("r", 1, json!({"memory": "1Gi"}))], &[said]), "", &Seats::new());
-        let expected = Given {
+        let expected = TenantSettings {
             memory: Some(gib),
             weight: Some(50),
             enforcement: Some(Enforcement::Force),
             priority: Some(Priority::Low),
-            ..Given::default()
+            ..TenantSettings::default()
         };
         assert_eq!(got.unwrap()[0].seat.given, expected);
     }

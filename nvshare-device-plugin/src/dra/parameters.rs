@@ -1,7 +1,7 @@
 //! Settings of a seat in a claim or a DeviceClass beside its capacities: `SeatParameters`.
 
 use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
-use nvshare_proto::{DEFAULT_WEIGHT, Enforcement, Given, MAX_WEIGHT, Priority};
+use nvshare_proto::{DEFAULT_WEIGHT, Enforcement, MAX_WEIGHT, Priority, TenantSettings};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ struct SeatParameters {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Settings {
     /// The share of its processes. There are no limits in it.
-    pub given: Given,
+    pub given: TenantSettings,
     /// Whether its processes are a gang.
     pub gang: bool,
 }
@@ -73,7 +73,7 @@ pub fn for_request(
     refuse_more(&class, of_pods, &claim)?;
     let priority = [class.priority, of_pods, claim.priority].into_iter().flatten().min();
     let SeatParameters { weight, policy, gang, priority: _ } = claim.or(&class);
-    let given = Given { weight, enforcement: policy, priority, ..Given::default() };
+    let given = TenantSettings { weight, enforcement: policy, priority, ..TenantSettings::default() };
     Ok(Settings { given, gang: gang.unwrap_or_default() })
 }
 
@@ -174,11 +174,15 @@ mod tests {
             entry("FromClaim", &["b/small"], DRIVER, &json!({"policy": "force", "gang": false})),
             entry("FromClaim", &[], "gpu.example.com", &json!({"anything": 1})),
         ];
-        let given = Given { weight: Some(500), priority: Some(Priority::High), ..Given::default() };
+        let given =
+            TenantSettings { weight: Some(500), priority: Some(Priority::High), ..TenantSettings::default() };
         let class = Settings { given, gang: true };
-        let a = Given { weight: Some(300), priority: Some(Priority::Low), ..given };
+        let a = TenantSettings { weight: Some(300), priority: Some(Priority::Low), ..given };
         let a = Settings { given: a, ..class };
-        let b = Settings { given: Given { enforcement: Some(Enforcement::Force), ..given }, gang: false };
+        let b = Settings {
+            given: TenantSettings { enforcement: Some(Enforcement::Force), ..given },
+            gang: false,
+        };
         for (request, expected) in [("a", a), ("a/any", a), ("b/small", b), ("b/large", class), ("c", class)]
         {
             assert_eq!(for_request(&config, request, &[]), Ok(expected), "{request}");

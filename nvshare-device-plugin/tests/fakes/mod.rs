@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nvshare_device_plugin::api::Device;
-use nvshare_proto::{GpuUuid, Holder, Slot};
+use nvshare_proto::{GpuUuid, Occupant, Slot};
 use serde_json::{Value, json};
 
 pub(crate) use api_server::ApiServer;
@@ -166,8 +166,8 @@ pub(crate) const fn slot(gpu: GpuUuid, number: u32) -> Slot {
 }
 
 /// The container of a pod.
-pub(crate) fn holder(pod: &str) -> Holder {
-    Holder { namespace: "default".to_owned(), pod: pod.to_owned(), container: "main".to_owned() }
+pub(crate) fn holder(pod: &str) -> Occupant {
+    Occupant { namespace: "default".to_owned(), pod: pod.to_owned(), container: "main".to_owned() }
 }
 
 /// Whether there are devices, and each has this health.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use nvshare_proto::{AdminReply, AdminRequest, Holder, Reply, Request, Seat, SeatName, codec};
+use nvshare_proto::{AdminReply, AdminRequest, Occupant, Reply, Request, Seat, SeatName, codec};
 
 #[derive(Default)]
 struct State {
@@ -75,10 +75,10 @@ impl Scheduler {
     }
 
     /// The seats with their containers, one entry for each message.
-    pub(crate) fn held(&self) -> Vec<Vec<(SeatName, Option<Holder>)>> {
+    pub(crate) fn held(&self) -> Vec<Vec<(SeatName, Option<Occupant>)>> {
         let asked = self.state.asked.lock().unwrap();
         let held = asked.iter().filter_map(|request| match request {
-            AdminRequest::HoldSeats(held) => Some(held.clone()),
+            AdminRequest::OccupySeats(held) => Some(held.clone()),
             _ => None,
         });
         held.collect()
@@ -119,7 +119,7 @@ fn serve(state: &State, stream: &mut UnixStream) {
             Some(reason) => vec![Reply::Refused { reason }],
             None => vec![done()],
         },
-        AdminRequest::HoldSeats(_) => vec![done()],
+        AdminRequest::OccupySeats(_) => vec![done()],
         other => panic!("the plugin asks for {other:?}"),
     };
     state.asked.lock().unwrap().push(request);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use nvshare_core::{Config, Core, Event, Gang, Identity, Measured, Output};
 use nvshare_proto::{
-    Amount, Asked, ClientMessage, ComputeLimit, Epoch, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage,
-    Usage,
+    Amount, ClientMessage, ComputeLimit, Epoch, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage,
+    Wishes,
 };
 
 const GIB: u64 = 1 << 30;
@@ -123,7 +123,7 @@ impl World {
             returns: false,
             run: None,
             usage: self.gpus_of(client).map(|on| self.usage(client, on, bytes)).collect(),
-            asked: Asked { compute: (1..=limits).map(limit).collect(), ..Asked::default() },
+            asked: Wishes { compute: (1..=limits).map(limit).collect(), ..Wishes::default() },
         };
         let identity = Identity {
             pid: Some(client as u32),

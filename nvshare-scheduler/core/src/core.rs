@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 
-use nvshare_proto::{ClientStatus, Given, GpuStatus, GpuUuid, SchedulerStatus};
+use nvshare_proto::{ClientStatus, GpuStatus, GpuUuid, SchedulerStatus, TenantSettings};
 
 use crate::Time;
 use crate::inputs::Event;
@@ -127,21 +127,21 @@ impl Core {
         &mut self,
         client: ClientId,
         gpu: Option<GpuUuid>,
-        given: Given,
+        given: TenantSettings,
         now: Time,
     ) -> Result<String, String> {
         self.request(now, |books| books.give(client, gpu, given))
     }
 
     /// Gives an administrator's terms to a tenant that is about to come.
-    pub fn give_tenant(&mut self, tenant: u64, given: Given, now: Time) {
-        self.apply(now, |books| books.give_tenant(tenant, given));
+    pub fn set_tenant_terms(&mut self, tenant: u64, given: TenantSettings, now: Time) {
+        self.apply(now, |books| books.set_tenant_terms(tenant, given));
     }
 
     /// Replaces the bounds of a tenant: those of its seat, or those that it has as one of Slurm's jobs. Its
     /// processes can ask for less.
-    pub fn bound_tenant(&mut self, tenant: u64, bounds: Given, now: Time) {
-        self.apply(now, |books| books.bound_tenant(tenant, bounds));
+    pub fn set_tenant_bounds(&mut self, tenant: u64, bounds: TenantSettings, now: Time) {
+        self.apply(now, |books| books.set_tenant_bounds(tenant, bounds));
     }
 
     /// Tells a client its limits again. `before` is the limit in bytes that its seat had set, and that the

@@ -34,17 +34,17 @@ impl CoreTask {
                     Ok((text, Some(self.store.set_quantum(gpu, quantum.into()))))
                 }
             }
-            AdminRequest::Give { client, gpu, given } => limits::given(given).and_then(|said| {
+            AdminRequest::SetTerms { client, gpu, given } => limits::given(given).and_then(|said| {
                 let whom = self.core.give(client, gpu, given, now)?;
                 let beyond = self.beyond_limit(client, gpu, given.memory).unwrap_or_default();
                 Ok((format!("{whom}: {said}{beyond}"), None))
             }),
-            AdminRequest::GiveRun { user, run, given } => limits::given(given).map(|said| {
+            AdminRequest::SetRunTerms { user, run, given } => limits::given(given).map(|said| {
                 let tenant = Tenant::Run { user, run };
-                self.core.give_tenant(tenant.number(), given, now);
+                self.core.set_tenant_terms(tenant.number(), given, now);
                 (format!("what is about to run: {said}"), None)
             }),
-            AdminRequest::BoundJob { job, given } => limits::given(given).and_then(|said| {
+            AdminRequest::SetJobBounds { job, given } => limits::given(given).and_then(|said| {
                 let change = self.store.bound_job(job, given)?;
                 self.bound_job(job, now);
                 Ok((format!("job {job}: {said}"), Some(change)))
@@ -75,7 +75,7 @@ impl CoreTask {
             AdminRequest::RemoveSeat(name) => {
                 return self.change_seats(vec![name], answer, move |seats| seats.remove(name));
             }
-            AdminRequest::HoldSeats(holders) => {
+            AdminRequest::OccupySeats(holders) => {
                 let names = holders.iter().map(|(name, _)| *name).collect();
                 return self.change_seats(names, answer, move |seats| seats.hold(holders));
             }

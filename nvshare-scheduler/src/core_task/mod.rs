@@ -269,21 +269,21 @@ impl CoreTask {
             return;
         }
         self.bound(name, now);
-        if let Some(holder) = self.seats.holder(name) {
+        if let Some(occupant) = self.seats.occupant(name) {
             // A client that has disconnected may be one of the last pod's.
             let connected = clients.into_iter().filter(|client| self.outgoing.contains_key(client));
-            connected.for_each(|client| self.recorder.rename(client, &holder.to_string()));
+            connected.for_each(|client| self.recorder.rename(client, &occupant.to_string()));
         }
     }
 
     /// The limits of a seat are in force for its tenant from now on.
     fn bound(&mut self, name: SeatName, now: Time) {
-        self.core.bound_tenant(Tenant::Seat(name).number(), self.seats.given(name), now);
+        self.core.set_tenant_bounds(Tenant::Seat(name).number(), self.seats.given(name), now);
     }
 
     /// The settings of one of Slurm's jobs are in force for its tenant from now on.
     fn bound_job(&mut self, job: u32, now: Time) {
-        self.core.bound_tenant(Tenant::Job(job).number(), self.store.job(job), now);
+        self.core.set_tenant_bounds(Tenant::Job(job).number(), self.store.job(job), now);
     }
 
     /// Forgets what is known about clients that are not shown any more.

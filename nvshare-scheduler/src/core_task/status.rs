@@ -87,9 +87,9 @@ impl CoreTask {
         }
         let shown = self.seats.all().into_iter().filter(|(name, ..)| is_shown(name));
         shown
-            .map(|(name, seat, holder)| {
+            .map(|(name, seat, occupant)| {
                 let clients = clients.remove(&name).unwrap_or_default();
-                SeatStatus { name, seat, holder, clients }
+                SeatStatus { name, seat, occupant, clients }
             })
             .collect()
     }

@@ -144,7 +144,7 @@ impl OfTenant {
 
 #[cfg(test)]
 mod tests {
-    use nvshare_proto::{Given, Holder, Seat, Slot};
+    use nvshare_proto::{Occupant, Seat, Slot, TenantSettings};
     use prometheus_client::metrics::MetricType;
 
     use super::table::{METRICS, Metric};
@@ -177,9 +177,9 @@ mod tests {
 
     /// A seat that a container has, with client 2.
     fn held_seat(gpu: GpuUuid) -> SeatStatus {
-        let seat = Seat { slots: vec![Slot { gpu, number: 0 }], given: Given::default() };
-        let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
-        SeatStatus { name: seat.name(), seat, holder: Some(holder), clients: vec![2] }
+        let seat = Seat { slots: vec![Slot { gpu, number: 0 }], given: TenantSettings::default() };
+        let holder = Occupant { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
+        SeatStatus { name: seat.name(), seat, occupant: Some(holder), clients: vec![2] }
     }
 
     /// A process of which all is known.

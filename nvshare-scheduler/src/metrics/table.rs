@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use nvshare_proto::{
-    ClientState, ClientStatus, Counters, EventKind, GpuStatus, Holder, SchedulerStatus, SeatStatus,
+    ClientState, ClientStatus, Counters, EventKind, GpuStatus, Occupant, SchedulerStatus, SeatStatus,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -384,7 +384,7 @@ fn unused_seats(snapshot: &Snapshot) -> Vec<Row> {
 /// A row for each of these seats that a container has.
 fn seat_rows(snapshot: &Snapshot, is_shown: impl Fn(&SeatStatus) -> bool) -> Vec<Row> {
     let row = |seat: &SeatStatus| {
-        let Holder { namespace, pod, container } = seat.holder.clone()?;
+        let Occupant { namespace, pod, container } = seat.occupant.clone()?;
         Some((vec![seat.name.to_string(), namespace, pod, container], 1))
     };
     snapshot.seats.iter().filter(|seat| is_shown(seat)).filter_map(row).collect()

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use nvshare_proto::paths::{SEAT_LIMITS, SEAT_SOCKET};
-use nvshare_proto::{Given, SeatName, env};
+use nvshare_proto::{SeatName, TenantSettings, env};
 
 use crate::lock::lock;
 use crate::settings::limits::{enforcement_name, priority_name};
@@ -68,7 +68,7 @@ impl Root {
     ///
     /// # Errors
     /// The system refuses, or another scheduler serves the socket.
-    pub(super) fn make(&self, name: SeatName, given: &Given) -> Result<Bound, Error> {
+    pub(super) fn make(&self, name: SeatName, given: &TenantSettings) -> Result<Bound, Error> {
         let folder = self.folder(name);
         self.take()?;
         make_folder(&self.workshop(), 0o700)?;
@@ -87,7 +87,7 @@ impl Root {
     ///
     /// # Errors
     /// The system refuses, or another scheduler has the folder.
-    pub(super) fn write_limits(&self, name: SeatName, given: &Given) -> Result<(), Error> {
+    pub(super) fn write_limits(&self, name: SeatName, given: &TenantSettings) -> Result<(), Error> {
         self.take()?;
         let path = self.folder(name).join(SEAT_LIMITS);
         let new = self.workshop().join(SEAT_LIMITS);
@@ -103,7 +103,7 @@ impl Root {
     }
 
     /// Whether programs find these limits of a seat.
-    pub(super) fn has_limits(&self, name: SeatName, given: &Given) -> bool {
+    pub(super) fn has_limits(&self, name: SeatName, given: &TenantSettings) -> bool {
         let path = self.folder(name).join(SEAT_LIMITS);
         let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
         is_file && fs::read_to_string(path).is_ok_and(|text| text == variables(given))
@@ -136,8 +136,8 @@ fn make_folder(path: &Path, mode: u32) -> Result<bool, Error> {
 }
 
 /// A line for each limit.
-fn variables(given: &Given) -> String {
-    let Given { weight, priority, compute, enforcement, memory, paused: _ } = *given;
+fn variables(given: &TenantSettings) -> String {
+    let TenantSettings { weight, priority, compute, enforcement, memory, paused: _ } = *given;
     let lines = [
         memory.filter(|&bytes| bytes > 0).map(|bytes| format!("{}={bytes}\n", env::MEM_LIMIT)),
         compute.filter(|&percent| percent > 0).map(|percent| format!("{}={percent}\n", env::COMPUTE_LIMIT)),
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn limits_are_written_as_variables() {
-        let all = Given {
+        let all = TenantSettings {
             weight: Some(50),
             priority: Some(Priority::Low),
             compute: Some(25),
@@ -168,7 +168,10 @@ mod tests {
             "NVSHARE_MEM_LIMIT=1073741824\nNVSHARE_COMPUTE_LIMIT=25\nGPU_CORE_UTILIZATION_POLICY=force\n\
              NVSHARE_WEIGHT=50\nNVSHARE_PRIORITY=low\n"
         );
-        assert_eq!(variables(&Given { memory: Some(0), compute: Some(0), ..Given::default() }), "");
+        assert_eq!(
+            variables(&TenantSettings { memory: Some(0), compute: Some(0), ..TenantSettings::default() }),
+            ""
+        );
     }
 
     #[tokio::test]
@@ -182,10 +185,10 @@ mod tests {
         fs::set_permissions(&root.path, Permissions::from_mode(0o755)).unwrap();
         let socket = root.folder(name).join(SEAT_SOCKET);
         fs::create_dir_all(&socket).unwrap();
-        assert!(matches!(root.make(name, &Given::default()), Err(Error::InTheWay { .. })));
+        assert!(matches!(root.make(name, &TenantSettings::default()), Err(Error::InTheWay { .. })));
         assert!(socket.exists(), "a container may have it mounted");
         fs::remove_dir(&socket).unwrap();
-        let _bound = root.make(name, &Given::default()).unwrap();
+        let _bound = root.make(name, &TenantSettings::default()).unwrap();
         assert_eq!((mode(&root.path), mode(&root.folder(name))), (0o700, 0o755));
         fs::remove_dir_all(&dir).unwrap();
     }
@@ -196,7 +199,7 @@ mod tests {
         let _ = fs::remove_dir_all(&dir);
         let [first, second] = [(); 2].map(|()| Root::at(dir.join("seats")));
         let [one, other] = ["00000000000000ac", "00000000000000ad"].map(|name| name.parse().unwrap());
-        let given = |weight| Given { weight: Some(weight), ..Given::default() };
+        let given = |weight| TenantSettings { weight: Some(weight), ..TenantSettings::default() };
         let bound = first.make(one, &given(7)).unwrap();
         // The first one makes a socket anew that somebody removed: nobody else may come between.
         fs::remove_file(first.folder(one).join(SEAT_SOCKET)).unwrap();
@@ -222,7 +225,7 @@ mod tests {
         let _ = fs::remove_dir_all(&dir);
         let (root, name) = (Root::at(dir.join("seats")), "00000000000000aa".parse().unwrap());
         let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777;
-        let bound = root.make(name, &Given::default()).unwrap();
+        let bound = root.make(name, &TenantSettings::default()).unwrap();
         let [socket, limits] = [SEAT_SOCKET, SEAT_LIMITS].map(|file| root.folder(name).join(file));
         let modes =
             [&root.path, &root.workshop(), &root.folder(name), &socket, &limits].map(|path| mode(path));
@@ -235,11 +238,11 @@ mod tests {
             fs::remove_file(path).unwrap();
             std::os::unix::fs::symlink(&secret, path).unwrap();
         }
-        assert!(!bound.is_there() && !root.has_limits(name, &Given::default()));
-        assert!(matches!(root.make(name, &Given::default()), Err(Error::InTheWay { .. })));
-        root.write_limits(name, &Given { weight: Some(7), ..Given::default() }).unwrap();
+        assert!(!bound.is_there() && !root.has_limits(name, &TenantSettings::default()));
+        assert!(matches!(root.make(name, &TenantSettings::default()), Err(Error::InTheWay { .. })));
+        root.write_limits(name, &TenantSettings { weight: Some(7), ..TenantSettings::default() }).unwrap();
         assert_eq!(fs::read_to_string(&limits).unwrap(), "NVSHARE_WEIGHT=7\n");
-        assert!(!root.has_limits(name, &Given::default()), "those are others");
+        assert!(!root.has_limits(name, &TenantSettings::default()), "those are others");
         assert_eq!((fs::read_to_string(&secret).unwrap().as_str(), mode(&secret)), ("secret", 0o600));
         root.remove(name).unwrap();
         root.remove(name).unwrap();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_core::MAX_GPUS_PER_CLIENT;
-use nvshare_proto::{Asked, Given, GpuUuid, Holder, Seat, SeatName, Seldom};
+use nvshare_proto::{GpuUuid, Occupant, Seat, SeatName, Seldom, TenantSettings, Wishes};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, spawn_blocking};
@@ -31,7 +31,7 @@ const CONNECTIONS: Rate = Rate { burst: 512, each_second: 512 };
 const LOOK_AFTER_EVERY: Duration = Duration::from_secs(1);
 /// A process that registers within this time after its seat's limits have changed may have read the earlier ones.
 const READ_BEFORE: Duration = Duration::from_secs(10);
-/// Longest part of a holder's name. Kubernetes has the same limit.
+/// Longest part of a occupant's name. Kubernetes has the same limit.
 const MAX_NAME: usize = 253;
 /// Tried again every few milliseconds.
 static NOT_ACCEPTED: Seldom = Seldom::new(log::warn);
@@ -73,7 +73,7 @@ struct Place {
     /// Whether the record's file is older than the record: a client has come.
     is_unkept: bool,
     /// The limits before the last change, and when that was.
-    before: Option<(Given, Instant)>,
+    before: Option<(TenantSettings, Instant)>,
     /// Connections, and processes that have left and live on.
     inside: usize,
     /// None: it could not be bound, which is tried again.
@@ -86,13 +86,13 @@ impl Place {
     }
 
     /// Another container has the seat, or none. A client may come before its container is named: it counts for the next one.
-    fn give(&mut self, holder: Option<Holder>) {
-        self.record.came = match (&self.record.holder, &holder) {
+    fn give(&mut self, occupant: Option<Occupant>) {
+        self.record.came = match (&self.record.occupant, &occupant) {
             (None, _) => self.record.came,
             (Some(_), None) => false,
             (Some(_), Some(_)) => self.inside > 0,
         };
-        self.record.holder = holder;
+        self.record.occupant = occupant;
     }
 }
 
@@ -147,12 +147,12 @@ fn check(seat: &Seat) -> Result<(), String> {
     limits::check(*given)
 }
 
-fn check_holder(holder: &Holder) -> Result<(), String> {
+fn check_occupant(occupant: &Occupant) -> Result<(), String> {
     let is_name = |text: &String| {
         let is_of_names = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(is_of_names)
     };
-    let Holder { namespace, pod, container } = holder;
+    let Occupant { namespace, pod, container } = occupant;
     match [namespace, pod, container].into_iter().find(|text| !is_name(text)) {
         Some(text) => Err(format!("{text:?} is no name of a namespace, pod or container")),
         None => Ok(()),
@@ -216,7 +216,7 @@ impl Seats {
             (places.get(&name).map(|place| place.record.clone()), places.len())
         };
         let given = seat.given;
-        let (holder, came, text) = match &before {
+        let (occupant, came, text) = match &before {
             Some(Record { seat: there, .. }) if *there == seat => {
                 self.repair(name).map_err(|error| error.to_string())?;
                 return Ok(format!("seat {name} is there"));
@@ -224,7 +224,7 @@ impl Seats {
             Some(Record { seat: there, .. }) if slots_of(there) != slots_of(&seat) => {
                 return Err(format!("seat {name} has other slots: {}", slots_of(there).join(", ")));
             }
-            Some(Record { holder, came, .. }) => (holder.clone(), *came, "has other limits now"),
+            Some(Record { occupant, came, .. }) => (occupant.clone(), *came, "has other limits now"),
             None if count >= descriptors::MAX_SEATS => {
                 return Err(format!("no more seats: there are {count}, which are the most"));
             }
@@ -236,7 +236,7 @@ impl Seats {
             }
             None => (None, false, "is made"),
         };
-        let record = Record { seat, holder, came };
+        let record = Record { seat, occupant, came };
         // Recorded first: what is recorded and not made is made at the next start.
         self.0.records.keep(&record)?;
         let made = match &before {
@@ -265,18 +265,18 @@ impl Seats {
     /// Says who holds seats. Waits for the disk. Returns what was done.
     ///
     /// # Errors
-    /// A holder's name is none: nothing is changed. Or a record cannot be written: the change is in force, and does not survive a
+    /// A occupant's name is none: nothing is changed. Or a record cannot be written: the change is in force, and does not survive a
     /// restart.
-    pub(crate) fn hold(&self, holders: Vec<(SeatName, Option<Holder>)>) -> Result<String, String> {
-        holders.iter().filter_map(|(_, holder)| holder.as_ref()).try_for_each(check_holder)?;
+    pub(crate) fn hold(&self, holders: Vec<(SeatName, Option<Occupant>)>) -> Result<String, String> {
+        holders.iter().filter_map(|(_, occupant)| occupant.as_ref()).try_for_each(check_occupant)?;
         let (mut changed, mut unknown) = (0, 0);
         let mut kept = Ok(());
-        for (name, holder) in holders {
+        for (name, occupant) in holders {
             // A seat that a container waits for does not wait for all the others' records.
             let _one = lock(&self.0.changes);
             let record = match lock(&self.0.places).get_mut(&name) {
-                Some(place) if place.record.holder != holder => {
-                    place.give(holder);
+                Some(place) if place.record.occupant != occupant => {
+                    place.give(occupant);
                     place.record.clone()
                 }
                 Some(_) => continue,
@@ -314,24 +314,24 @@ impl Seats {
     }
 
     /// Returns the limits that a seat sets; nothing, if there is no such seat.
-    pub(crate) fn given(&self, name: SeatName) -> Given {
+    pub(crate) fn given(&self, name: SeatName) -> TenantSettings {
         lock(&self.0.places).get(&name).map(|place| place.record.seat.given).unwrap_or_default()
     }
 
     /// Returns the limits of a seat before its last change, for a moment: a process that registers now may have read them.
-    pub(crate) fn given_before(&self, name: SeatName) -> Option<Given> {
+    pub(crate) fn given_before(&self, name: SeatName) -> Option<TenantSettings> {
         let (before, changed) = lock(&self.0.places).get(&name)?.before?;
         (changed.elapsed() < READ_BEFORE).then_some(before)
     }
 
     /// The pod and the container that have a seat, or else the seat, in words.
     pub(crate) fn owner(&self, name: SeatName) -> String {
-        self.holder(name).map_or_else(|| format!("seat {name}"), |holder| holder.to_string())
+        self.occupant(name).map_or_else(|| format!("seat {name}"), |occupant| occupant.to_string())
     }
 
     /// The container that has a seat.
-    pub(crate) fn holder(&self, name: SeatName) -> Option<Holder> {
-        lock(&self.0.places).get(&name)?.record.holder.clone()
+    pub(crate) fn occupant(&self, name: SeatName) -> Option<Occupant> {
+        lock(&self.0.places).get(&name)?.record.occupant.clone()
     }
 
     /// A client has come to a seat.
@@ -345,15 +345,15 @@ impl Seats {
     /// The seats that a container has, and to which no client came since.
     pub(crate) fn unused(&self) -> BTreeSet<SeatName> {
         let places = lock(&self.0.places);
-        let is_unused = |place: &Place| place.record.holder.is_some() && !place.record.came;
+        let is_unused = |place: &Place| place.record.occupant.is_some() && !place.record.came;
         places.iter().filter(|(_, place)| is_unused(place)).map(|(&name, _)| name).collect()
     }
 
     /// Each seat, and who holds it.
-    pub(crate) fn all(&self) -> Vec<(SeatName, Seat, Option<Holder>)> {
+    pub(crate) fn all(&self) -> Vec<(SeatName, Seat, Option<Occupant>)> {
         let places = lock(&self.0.places);
         let row = |(&name, place): (&SeatName, &Place)| {
-            (name, place.record.seat.clone(), place.record.holder.clone())
+            (name, place.record.seat.clone(), place.record.occupant.clone())
         };
         places.iter().map(row).collect()
     }
@@ -431,7 +431,7 @@ impl Seats {
 }
 
 /// Leaves out of what a process asks for what it has from its seat's file: that is no wish of its own, and goes when the seat changes.
-pub(crate) fn keep_own_wishes(asked: &mut Asked, given: &Given) {
+pub(crate) fn keep_own_wishes(asked: &mut Wishes, given: &TenantSettings) {
     asked.weight = asked.weight.filter(|_| asked.weight != given.weight);
     asked.priority = asked.priority.filter(|_| asked.priority != given.priority);
     asked.compute.retain(|limit| Some(limit.percent) != given.compute);
@@ -470,10 +470,11 @@ mod tests {
 
     #[test]
     fn what_a_process_has_from_its_seat_is_no_wish_of_its_own() {
-        let given = Given { weight: Some(50), compute: Some(40), ..Given::default() };
+        let given = TenantSettings { weight: Some(50), compute: Some(40), ..TenantSettings::default() };
         let [gpu, other] = [1, 2].map(|gpu| GpuUuid([gpu; 16]));
         let limits = [40, 30].map(|percent| ComputeLimit { gpu, percent });
-        let asks = |weight, priority| Asked { weight, priority, compute: limits.into(), ..Asked::default() };
+        let asks =
+            |weight, priority| Wishes { weight, priority, compute: limits.into(), ..Wishes::default() };
         for (weight, priority, kept) in
             [(50, None, None), (40, Some(Priority::Low), Some(40)), (60, None, Some(60))]
         {
@@ -482,7 +483,7 @@ mod tests {
             assert_eq!((asked.weight, asked.priority, asked.compute), (kept, priority, vec![limits[1]]));
         }
         let mut asked = asks(Some(50), Some(Priority::Low));
-        keep_own_wishes(&mut asked, &Given::default());
+        keep_own_wishes(&mut asked, &TenantSettings::default());
         assert_eq!(asked, asks(Some(50), Some(Priority::Low)));
         let slot = |gpu| Slot { gpu, number: 0 };
         let seat = |slots: &[Slot]| Seat { slots: slots.into(), given };
@@ -499,8 +500,10 @@ mod tests {
         let open = || Opened::open(folder.join("seats"), Some(&state));
         let (Opened { mut seats, arrivals: _arrivals }, _) = open();
         Arc::get_mut(&mut seats.0).unwrap().most = 2;
-        let seat =
-            |number| Seat { slots: vec![Slot { gpu: GpuUuid([1; 16]), number }], given: Given::default() };
+        let seat = |number| Seat {
+            slots: vec![Slot { gpu: GpuUuid([1; 16]), number }],
+            given: TenantSettings::default(),
+        };
         let said = [0, 1, 2].map(|number| seats.make(seat(number)));
         assert!(said[0].is_ok() && said[1].is_ok());
         assert_eq!(

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use nvshare_proto::{Given, Holder, Seat, SeatName, Slot};
+use nvshare_proto::{Occupant, Seat, SeatName, Slot, TenantSettings};
 
 use crate::settings::{limits, parse, replace};
 
@@ -14,8 +14,8 @@ use crate::settings::{limits, parse, replace};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Record {
     pub(super) seat: Seat,
-    pub(super) holder: Option<Holder>,
-    /// Whether a client came since the holder has it.
+    pub(super) occupant: Option<Occupant>,
+    /// Whether a client came since the occupant has it.
     pub(super) came: bool,
 }
 
@@ -24,8 +24,9 @@ pub(super) struct Record {
 struct Written {
     slots: Vec<String>,
     #[serde(default)]
-    given: Given,
-    holder: Option<Holder>,
+    given: TenantSettings,
+    #[serde(rename = "holder")]
+    occupant: Option<Occupant>,
     #[serde(default)]
     came: bool,
 }
@@ -40,7 +41,7 @@ impl Record {
         text += "[given]\n";
         text += &limits::lines(self.seat.given);
         // Writing to a text cannot fail.
-        if let Some(Holder { namespace, pod, container }) = &self.holder {
+        if let Some(Occupant { namespace, pod, container }) = &self.occupant {
             let _ = write!(
                 text,
                 "[holder]\nnamespace = \"{namespace}\"\npod = \"{pod}\"\ncontainer = \"{container}\"\n"
@@ -54,7 +55,7 @@ impl Record {
         let slots = written.slots.iter().map(|slot| slot.parse::<Slot>().map_err(|error| error.to_string()));
         let seat = Seat { slots: slots.collect::<Result<_, _>>()?, given: written.given };
         super::check(&seat)?;
-        Ok(Self { seat, holder: written.holder, came: written.came })
+        Ok(Self { seat, occupant: written.occupant, came: written.came })
     }
 }
 
@@ -131,7 +132,7 @@ mod tests {
     use nvshare_proto::{Enforcement, GpuUuid, Priority};
 
     fn record(number: u32) -> Record {
-        let given = Given {
+        let given = TenantSettings {
             weight: Some(50),
             priority: Some(Priority::Low),
             compute: Some(25),
@@ -139,9 +140,9 @@ mod tests {
             memory: Some(8 << 30),
             paused: None,
         };
-        let holder = Holder { namespace: "a".into(), pod: "b-0".into(), container: "c".into() };
+        let occupant = Occupant { namespace: "a".into(), pod: "b-0".into(), container: "c".into() };
         let slots = [1, 2].map(|gpu| Slot { gpu: GpuUuid([gpu; 16]), number });
-        Record { seat: Seat { slots: slots.into(), given }, holder: Some(holder), came: number == 0 }
+        Record { seat: Seat { slots: slots.into(), given }, occupant: Some(occupant), came: number == 0 }
     }
 
     #[test]
@@ -151,7 +152,11 @@ mod tests {
         let records = Records::beside(Some(&folder.join("state.toml")));
         assert_eq!(records.read(), (vec![], vec![]));
         let [one, two, torn, moved] = [0, 1, 2, 3].map(record);
-        let bare = Record { seat: Seat { given: Given::default(), ..two.seat }, holder: None, came: false };
+        let bare = Record {
+            seat: Seat { given: TenantSettings::default(), ..two.seat },
+            occupant: None,
+            came: false,
+        };
         for record in [&one, &bare, &torn, &moved] {
             records.keep(record).unwrap();
         }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use nvshare_proto::units::{Bytes, MAX_QUANTUM, MIN_MEMORY_LIMIT, MIN_QUANTUM};
-use nvshare_proto::{Enforcement, Given, MAX_WEIGHT, Priority, QuantumRule};
+use nvshare_proto::{Enforcement, MAX_WEIGHT, Priority, QuantumRule, TenantSettings};
 
 /// Whether a quantum can be followed.
 ///
@@ -28,8 +28,8 @@ pub(crate) fn quantum(rule: QuantumRule) -> Result<(), String> {
 }
 
 /// Returns the settings as lines of a file.
-pub(crate) fn lines(given: Given) -> String {
-    let Given { weight, priority, compute, enforcement, memory, paused: _ } = given;
+pub(crate) fn lines(given: TenantSettings) -> String {
+    let TenantSettings { weight, priority, compute, enforcement, memory, paused: _ } = given;
     let mut text = String::new();
     // Writing to a text cannot fail.
     let _ = weight.map(|weight| writeln!(text, "weight = {weight}"));
@@ -63,7 +63,7 @@ pub(crate) fn enforcement_name(enforcement: Enforcement) -> &'static str {
 ///
 /// # Errors
 /// The first setting that cannot be followed.
-pub(crate) fn check(given: Given) -> Result<(), String> {
+pub(crate) fn check(given: TenantSettings) -> Result<(), String> {
     if let Some(weight) = given.weight.filter(|weight| !(1..=MAX_WEIGHT).contains(weight)) {
         return Err(format!("a weight of {weight} is out of range: 1 to {MAX_WEIGHT}"));
     }
@@ -80,7 +80,7 @@ pub(crate) fn check(given: Given) -> Result<(), String> {
 }
 
 /// Returns the settings in words.
-pub(crate) fn describe(given: Given) -> String {
+pub(crate) fn describe(given: TenantSettings) -> String {
     let limit = |kind, size: Option<String>| match size {
         Some(size) => format!("{kind} limit {size}"),
         None => format!("no {kind} limit"),
@@ -101,8 +101,8 @@ pub(crate) fn describe(given: Given) -> String {
 ///
 /// # Errors
 /// There is none, or one that cannot be followed.
-pub(crate) fn given(given: Given) -> Result<String, String> {
-    if given == Given::default() {
+pub(crate) fn given(given: TenantSettings) -> Result<String, String> {
+    if given == TenantSettings::default() {
         return Err("say what to limit: --memory 8g, --compute 25 or --policy force".to_owned());
     }
     check(given).map(|()| describe(given))
@@ -114,18 +114,18 @@ mod tests {
 
     #[test]
     fn settings_out_of_range_are_refused() {
-        let none = Given::default();
+        let none = TenantSettings::default();
         for (wrong, why) in [
-            (Given { weight: Some(0), ..none }, "weight of 0"),
-            (Given { weight: Some(u32::MAX), ..none }, "out of range"),
-            (Given { compute: Some(101), ..none }, "compute limit of 101 %"),
-            (Given { memory: Some(1), ..none }, "the least is 64.0 MiB"),
+            (TenantSettings { weight: Some(0), ..none }, "weight of 0"),
+            (TenantSettings { weight: Some(u32::MAX), ..none }, "out of range"),
+            (TenantSettings { compute: Some(101), ..none }, "compute limit of 101 %"),
+            (TenantSettings { memory: Some(1), ..none }, "the least is 64.0 MiB"),
             (none, "say what to limit"),
         ] {
             let error = given(wrong).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
-        let all = Given {
+        let all = TenantSettings {
             weight: Some(20),
             priority: Some(Priority::High),
             compute: Some(0),
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(given(all), Ok(said.to_owned()));
         let none_at_all = (check(none), describe(none));
         assert_eq!(none_at_all, (Ok(()), "no limits".to_owned()), "a seat may have none");
-        let lifted = Given { compute: Some(0), memory: Some(0), ..none };
+        let lifted = TenantSettings { compute: Some(0), memory: Some(0), ..none };
         assert_eq!(given(lifted), Ok("no compute limit, no memory limit".to_owned()));
     }
 

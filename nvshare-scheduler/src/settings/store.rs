@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use nvshare_proto::{Given, GpuUuid};
+use nvshare_proto::{GpuUuid, TenantSettings};
 
 use super::values::Tq;
 use super::{file, limits};
@@ -65,7 +65,7 @@ struct State {
     scheduling: Option<bool>,
     gpu: BTreeMap<GpuUuid, Own>,
     /// Limits of Slurm's jobs, by their numbers.
-    job: BTreeMap<u32, Given>,
+    job: BTreeMap<u32, TenantSettings>,
 }
 
 /// The largest number of jobs with settings: a machine runs fewer, and those of jobs that have ended are to be taken back.
@@ -125,7 +125,7 @@ impl Store {
 
     /// The limits of one of Slurm's jobs.
     #[must_use]
-    pub fn job(&self, job: u32) -> Given {
+    pub fn job(&self, job: u32) -> TenantSettings {
         self.state.job.get(&job).copied().unwrap_or_default()
     }
 
@@ -134,10 +134,10 @@ impl Store {
     ///
     /// # Errors
     /// There are too many jobs.
-    pub fn bound_job(&mut self, job: u32, given: Given) -> Result<Change, String> {
+    pub fn bound_job(&mut self, job: u32, given: TenantSettings) -> Result<Change, String> {
         let before = self.job(job);
         let takes_back = given.compute == Some(0);
-        let now = Given {
+        let now = TenantSettings {
             weight: given.weight.or(before.weight),
             priority: given.priority.or(before.priority),
             compute: given.compute.or(before.compute).filter(|_| !takes_back),
@@ -145,7 +145,7 @@ impl Store {
             memory: given.memory.or(before.memory).filter(|&bytes| bytes > 0),
             paused: None,
         };
-        if now == Given::default() {
+        if now == TenantSettings::default() {
             self.state.job.remove(&job);
         } else if self.state.job.len() < MAX_JOBS || self.state.job.contains_key(&job) {
             self.state.job.insert(job, now);
@@ -344,20 +344,20 @@ mod tests {
         let mut store = open().0;
         let (memory, compute) = (Some(8 << 30), Some(25));
         let enforcement = Some(nvshare_proto::Enforcement::Force);
-        let first = Given { memory, compute, enforcement, ..Given::default() };
+        let first = TenantSettings { memory, compute, enforcement, ..TenantSettings::default() };
         store.bound_job(7, first).unwrap().keep().unwrap();
-        let later = Given { weight: Some(50), compute: Some(30), ..Given::default() };
+        let later = TenantSettings { weight: Some(50), compute: Some(30), ..TenantSettings::default() };
         store.bound_job(7, later).unwrap().keep().unwrap();
         store.bound_job(8, later).unwrap().keep().unwrap();
         store.reset().keep().unwrap();
         let mut store = open().0;
-        let all = Given { weight: Some(50), compute: Some(30), ..first };
-        assert_eq!((store.job(7), store.job(8), store.job(9)), (all, later, Given::default()));
-        let none = Given { memory: Some(0), compute: Some(0), ..Given::default() };
+        let all = TenantSettings { weight: Some(50), compute: Some(30), ..first };
+        assert_eq!((store.job(7), store.job(8), store.job(9)), (all, later, TenantSettings::default()));
+        let none = TenantSettings { memory: Some(0), compute: Some(0), ..TenantSettings::default() };
         store.bound_job(7, none).unwrap().keep().unwrap();
         assert_eq!(
             store.job(7),
-            Given { weight: Some(50), ..Given::default() },
+            TenantSettings { weight: Some(50), ..TenantSettings::default() },
             "its policy went with its limit"
         );
         store.bound_job(5, first).unwrap().keep().unwrap();
@@ -366,7 +366,7 @@ mod tests {
         fs::write(&path, "[job.7]\nmemory = 1073741824\n[job.x]\nmemory = 1\n[job.9]\nmemory = \"much\"\n")
             .unwrap();
         let (store, warning) = open();
-        assert_eq!(store.job(7), Given { memory: Some(1 << 30), ..Given::default() });
+        assert_eq!(store.job(7), TenantSettings { memory: Some(1 << 30), ..TenantSettings::default() });
         let warning = warning.unwrap();
         assert!(warning.contains("job.x") && warning.contains("job.9"), "{warning}");
         fs::remove_dir_all(folder).unwrap();
@@ -375,12 +375,12 @@ mod tests {
     #[test]
     fn there_are_so_many_jobs_with_settings() {
         let mut store = Store::default();
-        let given = Given { memory: Some(1 << 30), ..Given::default() };
+        let given = TenantSettings { memory: Some(1 << 30), ..TenantSettings::default() };
         for job in 0..MAX_JOBS as u32 {
             let _ = store.bound_job(job, given).unwrap();
         }
         assert!(store.bound_job(MAX_JOBS as u32, given).unwrap_err().contains("epilog"));
-        assert!(store.bound_job(0, Given { weight: Some(5), ..given }).is_ok(), "it is there");
+        assert!(store.bound_job(0, TenantSettings { weight: Some(5), ..given }).is_ok(), "it is there");
     }
 
     #[test]

@@ -7,11 +7,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use nvshare_harness::{Program, Running, Scheduler, World, guest, patience, wait_until};
-use nvshare_proto::{Given, NO_PLACE, Register, Reply, Request, codec};
+use nvshare_proto::{NO_PLACE, Register, Reply, Request, TenantSettings, codec};
 
 use crate::seats::{CARDS, MIB, Places, make, seat};
 
-const LIMITED: Given = Given {
+const LIMITED: TenantSettings = TenantSettings {
     weight: None,
     priority: None,
     compute: None,

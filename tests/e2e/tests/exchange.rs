@@ -26,13 +26,13 @@ struct Exchange {
     scheduler: Scheduler,
     leaves: Running,
     comes: Running,
-    hold: Hold,
+    hold: InitialState,
 }
 
 /// Holds what a program copies from the card.
-struct Hold(PathBuf);
+struct InitialState(PathBuf);
 
-impl Hold {
+impl InitialState {
     fn is_met(&self) -> bool {
         self.0.with_extension("waits").exists()
     }
@@ -55,11 +55,11 @@ impl Exchange {
         let mut jobs = ["a", "b"].map(|name| {
             let hold = world.dir().join(format!("held-{name}"));
             let program = Program::workload(&world, name, args).until_told().waits_for_go();
-            (program.holds_up("out", &hold).start(), Hold(hold))
+            (program.holds_up("out", &hold).start(), InitialState(hold))
         });
         Running::go(&[&jobs[0].0, &jobs[1].0]);
         // The scheduler has been told of room that the first of the two has made, and that is not all of it.
-        let is_in_the_middle = |[(leaves, _), (comes, _)]: &[(Running, Hold); 2]| {
+        let is_in_the_middle = |[(leaves, _), (comes, _)]: &[(Running, InitialState); 2]| {
             let status = Scheduler::status(&world);
             let leaves = status.client(leaves.pid()).resident;
             status.client(comes.pid()).state == ClientState::Next && leaves < EACH && leaves > STAYS

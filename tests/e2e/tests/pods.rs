@@ -5,18 +5,18 @@ use std::os::unix::net::UnixStream;
 
 use nvshare_harness::{Program, Scheduler, World, wait_until};
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, Given, Holder, Register, Reply, Request, SeatName, Usage,
-    WatchEvent, WatchFrom, codec,
+    AdminReply, AdminRequest, ClientMessage, Occupant, Register, Reply, Request, SeatName, TenantSettings,
+    Usage, WatchEvent, WatchFrom, codec,
 };
 
 use crate::seats::{CARDS, MIB, Places, ask, card, done, make, seat};
 
-fn pod(name: &str) -> Holder {
-    Holder { namespace: "lab".into(), pod: name.into(), container: "main".into() }
+fn pod(name: &str) -> Occupant {
+    Occupant { namespace: "lab".into(), pod: name.into(), container: "main".into() }
 }
 
-fn hold(world: &World, name: SeatName, holder: Option<Holder>) {
-    done(world, AdminRequest::HoldSeats(vec![(name, holder)]));
+fn hold(world: &World, name: SeatName, holder: Option<Occupant>) {
+    done(world, AdminRequest::OccupySeats(vec![(name, holder)]));
 }
 
 /// The last line of `status`, which is about seats.
@@ -46,7 +46,7 @@ fn seats_to_which_no_client_came_since_they_were_given_out_are_named() {
         scheduler
     };
     let scheduler = start();
-    let [used, never] = [0, 1].map(|number| make(&world, &seat(number, 0, Given::default())));
+    let [used, never] = [0, 1].map(|number| make(&world, &seat(number, 0, TenantSettings::default())));
     let run = |name| {
         let job = Program::workload(&world, "job", "--memory 64MiB --block 64MiB --steps 1");
         places.program(job, name).start().finish().intact();
@@ -103,7 +103,7 @@ fn events_name_the_pod_and_never_what_a_client_calls_itself() {
     let world = World::simulated(CARDS);
     let places = Places::of(&world);
     let _scheduler = places.start(&world);
-    let name = make(&world, &seat(0, 0, Given::default()));
+    let name = make(&world, &seat(0, 0, TenantSettings::default()));
     let say = |stream: &mut UnixStream, request| {
         stream.write_all(&codec::encode(&request).expect("a frame")).expect("sent");
     };

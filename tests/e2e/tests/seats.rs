@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use nvshare_harness::{Program, Running, Scheduler, World, patience, wait_until};
 use nvshare_proto::{
-    AdminReply, AdminRequest, Asked, ClientMessage, ComputeLimit, Given, GpuUuid, Holder, Register, Reply,
-    Request, SchedulerMessage, Seat, SeatName, SeatStatus, Slot, Usage, codec,
+    AdminReply, AdminRequest, ClientMessage, ComputeLimit, GpuUuid, Occupant, Register, Reply, Request,
+    SchedulerMessage, Seat, SeatName, SeatStatus, Slot, TenantSettings, Usage, Wishes, codec,
 };
 
 pub(crate) const CARDS: &[(&str, &str)] =
@@ -74,12 +74,12 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-pub(crate) fn seat(number: u32, gpu: u8, given: Given) -> Seat {
+pub(crate) fn seat(number: u32, gpu: u8, given: TenantSettings) -> Seat {
     Seat { slots: vec![Slot { gpu: card(gpu), number }], given }
 }
 
-fn memory(bytes: u64) -> Given {
-    Given { memory: Some(bytes), ..Given::default() }
+fn memory(bytes: u64) -> TenantSettings {
+    TenantSettings { memory: Some(bytes), ..TenantSettings::default() }
 }
 
 /// A scheduler's answers to frames, until it says nothing more or a whole answer is there.
@@ -163,7 +163,7 @@ fn seats_are_jobs_of_their_own_and_take_turns() {
     let _scheduler = places.start(&world);
     let wide = "--memory 640MiB --block 64MiB --kernel-us 1000 --full-check";
     let start = |job: &str, number| {
-        let name = make(&world, &seat(number, 0, Given::default()));
+        let name = make(&world, &seat(number, 0, TenantSettings::default()));
         assert_eq!(places.limits(name), "");
         let program = Program::workload(&world, job, wide).until_told().waits_for_go();
         (places.program(program, name).start(), name)
@@ -173,8 +173,8 @@ fn seats_are_jobs_of_their_own_and_take_turns() {
     let beside = places.program(beside.until_told().waits_for_go(), one).start();
     Running::go(&[&a, &b, &beside]);
     Scheduler::until_turns(&world, &[&a, &b], 3);
-    let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
-    let said = done(&world, AdminRequest::HoldSeats(vec![(one, Some(holder.clone()))]));
+    let holder = Occupant { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
+    let said = done(&world, AdminRequest::OccupySeats(vec![(one, Some(holder.clone()))]));
     assert_eq!(said, "seats with other holders: 1");
 
     let status = Scheduler::status(&world);
@@ -184,7 +184,7 @@ fn seats_are_jobs_of_their_own_and_take_turns() {
     let mut clients = [&a, &beside].map(|job| status.client(job.pid()).client);
     clients.sort_unstable();
     let shown = row(&world, one);
-    assert_eq!((shown.holder.as_ref(), &shown.clients[..]), (Some(&holder), &clients[..]));
+    assert_eq!((shown.occupant.as_ref(), &shown.clients[..]), (Some(&holder), &clients[..]));
     let Output { stdout, .. } = Scheduler::ctl(&world, &["status"]);
     let shown = String::from_utf8_lossy(&stdout).into_owned();
     assert_eq!(shown.matches("lab/train-0/main").count(), 2, "{shown}");
@@ -219,7 +219,7 @@ fn a_seats_processes_have_the_seats_gpus_alone() {
     let world = World::simulated(CARDS);
     let places = Places::of(&world);
     let _scheduler = places.start(&world);
-    let name = make(&world, &seat(0, 1, Given::default()));
+    let name = make(&world, &seat(0, 1, TenantSettings::default()));
     let usage = |number| Usage {
         gpu: card(number),
         total: 1024 * MIB,
@@ -247,7 +247,7 @@ fn limits_of_a_seat_change_while_its_programs_run_and_cut_nothing() {
     let world = World::simulated(CARDS);
     let places = Places::of(&world);
     let scheduler = places.start(&world);
-    let given = Given { weight: Some(50), compute: Some(40), ..memory(512 * MIB) };
+    let given = TenantSettings { weight: Some(50), compute: Some(40), ..memory(512 * MIB) };
     let name = make(&world, &seat(0, 0, given));
     let job = Program::workload(&world, "job", HOLDING).until_told().waits_for_go();
     let job = job.env("NVSHARE_SOCKET", &text(&places.socket(name))).start();
@@ -270,18 +270,18 @@ fn limits_of_a_seat_change_while_its_programs_run_and_cut_nothing() {
     has(&frugal, 256 * MIB, 50, Some(40));
     let clients = row(&world, name).clients;
     assert_eq!(done(&world, AdminRequest::Seat(seat(0, 0, given))), format!("seat {name} is there"));
-    let more = Given { weight: Some(70), ..memory(768 * MIB) };
+    let more = TenantSettings { weight: Some(70), ..memory(768 * MIB) };
     make(&world, &seat(0, 0, more));
     assert_eq!(places.limits(name), "NVSHARE_MEM_LIMIT=805306368\nNVSHARE_WEIGHT=70\n");
     has(&job, 768 * MIB, 70, None);
     has(&frugal, 256 * MIB, 70, None);
-    make(&world, &seat(0, 0, Given::default()));
+    make(&world, &seat(0, 0, TenantSettings::default()));
     has(&job, 0, 100, None);
     // An administrator's limit of a client stands above its seat.
     make(&world, &seat(0, 0, given));
     let client = Scheduler::status(&world).client(job.pid()).client;
-    let given = Given { weight: Some(300), ..memory(896 * MIB) };
-    done(&world, AdminRequest::Give { client, gpu: None, given });
+    let given = TenantSettings { weight: Some(300), ..memory(896 * MIB) };
+    done(&world, AdminRequest::SetTerms { client, gpu: None, given });
     has(&job, 896 * MIB, 300, Some(40));
     assert_eq!(row(&world, name).clients, clients, "nobody was cut off");
     assert!(!scheduler.log().contains("client 3"), "{}", scheduler.log());
@@ -293,10 +293,10 @@ fn seats_are_there_again_after_a_restart_with_their_limits_and_clients() {
     let world = World::simulated(CARDS);
     let places = Places::of(&world);
     let scheduler = places.start(&world);
-    let given = Given { weight: Some(50), ..memory(512 * MIB) };
+    let given = TenantSettings { weight: Some(50), ..memory(512 * MIB) };
     let [one, torn, gone] = [0, 1, 2].map(|number| make(&world, &seat(number, 0, given)));
-    let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
-    done(&world, AdminRequest::HoldSeats(vec![(one, Some(holder.clone()))]));
+    let holder = Occupant { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
+    done(&world, AdminRequest::OccupySeats(vec![(one, Some(holder.clone()))]));
     assert_eq!(done(&world, AdminRequest::RemoveSeat(gone)), format!("seat {gone} is removed"));
     assert!(!places.folder(gone).exists());
     let job = Program::workload(&world, "job", HOLDING).until_told().waits_for_go();
@@ -324,7 +324,7 @@ fn seats_are_there_again_after_a_restart_with_their_limits_and_clients() {
         status.find(job.pid()).is_some_and(|client| client.usage.iter().all(|usage| usage.limit == 512 * MIB))
     });
     let back = row(&world, one);
-    assert_eq!((back.holder, back.clients.len(), back.seat.given), (Some(holder), 1, given));
+    assert_eq!((back.occupant, back.clients.len(), back.seat.given), (Some(holder), 1, given));
     // A newcomer has what the seat sets: the memory limit by its file, and the weight, which is no wish of its own, by the scheduler.
     let late = Program::workload(&world, "late", "--memory 64MiB --block 64MiB").until_told();
     let late = late.env("NVSHARE_SOCKET", &text(&places.socket(one))).start();
@@ -344,7 +344,7 @@ fn a_client_that_returns_after_its_seat_has_changed_has_the_new_limits() {
     let world = World::simulated(CARDS);
     let places = Places::of(&world);
     let scheduler = places.start(&world);
-    let given = Given { weight: Some(50), compute: Some(40), ..memory(512 * MIB) };
+    let given = TenantSettings { weight: Some(50), compute: Some(40), ..memory(512 * MIB) };
     let name = make(&world, &seat(0, 0, given));
     let job = Program::workload(&world, "job", HOLDING).until_told().waits_for_go();
     let job = job.env("NVSHARE_SOCKET", &text(&places.socket(name))).start();
@@ -366,7 +366,7 @@ fn a_client_that_returns_after_its_seat_has_changed_has_the_new_limits() {
     // A change while they run, and one that they meet when they are back: raised, and lowered.
     let mut scheduler = scheduler;
     for (live, at_rest) in [((640, 60), (768, 70)), ((832, 80), (320, 30))] {
-        make(&world, &seat(0, 0, Given { weight: Some(live.1), ..memory(live.0 * MIB) }));
+        make(&world, &seat(0, 0, TenantSettings { weight: Some(live.1), ..memory(live.0 * MIB) }));
         has(&job, live.0 * MIB, live.1, None);
         scheduler.kill();
         let record = world.dir().join("nvshare-state.seats").join(name.to_string());
@@ -388,14 +388,14 @@ fn a_client_that_registers_while_its_seat_changes_has_the_new_limits() {
     let world = World::simulated(CARDS);
     let places = Places::of(&world);
     let _scheduler = places.start(&world);
-    let old = Given { weight: Some(50), compute: Some(40), ..memory(512 * MIB) };
+    let old = TenantSettings { weight: Some(50), compute: Some(40), ..memory(512 * MIB) };
     let name = make(&world, &seat(0, 0, old));
-    make(&world, &seat(0, 0, Given { weight: Some(70), compute: Some(60), ..memory(768 * MIB) }));
+    make(&world, &seat(0, 0, TenantSettings { weight: Some(70), compute: Some(60), ..memory(768 * MIB) }));
     // Both read the file before the change. The second one asks for less than the seat had.
     let register = |weight, percent, limit| {
         let usage = Usage { gpu: card(0), total: 1024 * MIB, limit, allocated: 0, absent: 0, immovable: 0 };
         let compute = vec![ComputeLimit { gpu: card(0), percent }];
-        let asked = Asked { weight: Some(weight), compute, ..Asked::default() };
+        let asked = Wishes { weight: Some(weight), compute, ..Wishes::default() };
         let register = Register { usage: vec![usage], asked, ..Register::newcomer(1, "late") };
         let mut stream = UnixStream::connect(places.socket(name)).expect("it serves");
         stream.write_all(&codec::encode(&Request::Register(register)).expect("a frame")).expect("sent");
@@ -443,7 +443,7 @@ fn an_administrators_limit_outlives_the_scheduler_in_a_seat() {
     };
     has(768 * MIB);
     let client = Scheduler::status(&world).client(job.pid()).client;
-    done(&world, AdminRequest::Give { client, gpu: None, given: memory(128 * MIB) });
+    done(&world, AdminRequest::SetTerms { client, gpu: None, given: memory(128 * MIB) });
     has(128 * MIB);
     scheduler.kill();
     let _scheduler = places.start(&world);
@@ -481,12 +481,12 @@ fn what_is_no_seat_is_refused_and_so_are_changes_at_a_seats_socket() {
     let world = World::simulated(CARDS);
     let places = Places::of(&world);
     let _scheduler = places.start(&world);
-    let fine = seat(0, 0, Given::default());
+    let fine = seat(0, 0, TenantSettings::default());
     let [one, same, other] = [(0, 0), (1, 0), (0, 1)].map(|(number, gpu)| Slot { gpu: card(gpu), number });
-    let paused = Given { paused: Some(true), ..Given::default() };
+    let paused = TenantSettings { paused: Some(true), ..TenantSettings::default() };
     for (slots, given, why) in [
-        (vec![], Given::default(), "without a slot"),
-        (vec![one, same], Given::default(), "on the same GPU"),
+        (vec![], TenantSettings::default(), "without a slot"),
+        (vec![one, same], TenantSettings::default(), "on the same GPU"),
         (vec![one], paused, "neither paused nor resumed"),
         (vec![one, other], memory(1), "the least is 64.0 MiB"),
     ] {
@@ -496,8 +496,8 @@ fn what_is_no_seat_is_refused_and_so_are_changes_at_a_seats_socket() {
     assert!(!places.seats.exists(), "nothing was made");
     let name = make(&world, &fine);
     let requests = [
-        AdminRequest::Seat(seat(7, 0, Given::default())),
-        AdminRequest::HoldSeats(vec![(name, None)]),
+        AdminRequest::Seat(seat(7, 0, TenantSettings::default())),
+        AdminRequest::OccupySeats(vec![(name, None)]),
         AdminRequest::RemoveSeat(name),
         AdminRequest::Off { force: true },
     ];
@@ -507,8 +507,8 @@ fn what_is_no_seat_is_refused_and_so_are_changes_at_a_seats_socket() {
             assert!(reason.contains("on the administrators' socket only"), "{reason}");
         }
     }
-    let odd = Holder { namespace: "a\nb".into(), pod: "p".into(), container: "c".into() };
-    let reason = refused(ask(&world.admin_socket(), AdminRequest::HoldSeats(vec![(name, Some(odd))])));
+    let odd = Occupant { namespace: "a\nb".into(), pod: "p".into(), container: "c".into() };
+    let reason = refused(ask(&world.admin_socket(), AdminRequest::OccupySeats(vec![(name, Some(odd))])));
     assert!(reason.contains("is no name of a namespace"), "{reason}");
     // While a process is there, its seat stays.
     let job = Program::workload(&world, "job", "--memory 64MiB --block 64MiB").until_told().waits_for_go();
@@ -537,6 +537,7 @@ fn seats_are_not_in_the_folder_that_every_container_has() {
     let places = Places::of(&world);
     let arguments = ["--socket", &places.common, "--seats", &seats, "--state", "/proc/nvshare/state.toml"];
     let _scheduler = Scheduler::start(&world, &arguments);
-    let reason = refused(ask(&world.admin_socket(), AdminRequest::Seat(seat(0, 0, Given::default()))));
+    let reason =
+        refused(ask(&world.admin_socket(), AdminRequest::Seat(seat(0, 0, TenantSettings::default()))));
     assert!(reason.starts_with("/proc/nvshare/state.seats/") && !places.seats.exists(), "{reason}");
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use nvshare_harness::{Program, Scheduler, World, guest, wait_until};
-use nvshare_proto::{Hold, OLDEST, Reply, Request, SchedulerMessage, VERSION, codec};
+use nvshare_proto::{InitialState, OLDEST, Reply, Request, SchedulerMessage, VERSION, codec};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -54,7 +54,7 @@ fn a_program_runs_under_a_scheduler_of_the_version_before() {
     assert_eq!(heard, [VERSION, OLDEST], "it begins with the newest, and falls back at once");
     let Request::Register(register) = first else { panic!("{first:?}") };
     assert!(!register.returns, "nobody has registered it before");
-    let registered = SchedulerMessage::Registered { client: 1, hold: Hold::Free };
+    let registered = SchedulerMessage::Registered { client: 1, hold: InitialState::Free };
     stream.write_all(&frame(OLDEST, &Reply::Client(registered))).expect("sent");
     // All that it says it says in that version.
     let mut bytes = Vec::new();

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use nvshare_harness::{Program, Scheduler, World, guest, wait_until};
 use nvshare_proto::{
-    AdminRequest, Asked, ClientMessage, Counters, Gate, GpuUuid, MemoryMode, QuantumRule, Register, Reply,
-    Request, Usage, VERSION, codec,
+    AdminRequest, ClientMessage, Counters, Gate, GpuUuid, MemoryMode, QuantumRule, Register, Reply, Request,
+    Usage, VERSION, Wishes, codec,
 };
 
 fn register() -> Request {
@@ -23,7 +23,7 @@ fn register() -> Request {
         returns: false,
         run: None,
         usage: vec![usage],
-        asked: Asked::default(),
+        asked: Wishes::default(),
     })
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use nvshare_proto::{
-    ClientMessage, GpuUuid, Hold, HostSegment, Reply, Request, SchedulerMessage, Usage, codec,
+    ClientMessage, GpuUuid, HostSegment, InitialState, Reply, Request, SchedulerMessage, Usage, codec,
 };
 
 use crate::{Program, Running, World, patience};
@@ -83,7 +83,7 @@ impl PlayedScheduler {
         std::thread::spawn(move || listen(read, &answers, &told));
         let mut played = Self { stream, heard, segments: Vec::new() };
         let Request::Register(register) = played.hear() else { panic!("the client does not register") };
-        played.say(&[SchedulerMessage::Registered { client: 1, hold: Hold::Parked }]);
+        played.say(&[SchedulerMessage::Registered { client: 1, hold: InitialState::Parked }]);
         (played, register.usage)
     }
 

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use nvshare_core::Time;
-use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, Hold, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, InitialState, SchedulerMessage, Usage};
 
 use crate::card::{Card, Link};
 use crate::client::{Client, State};
@@ -375,7 +375,7 @@ impl World {
 
     fn obeys(&mut self, i: usize, message: SchedulerMessage) {
         match message {
-            SchedulerMessage::Registered { hold, .. } => debug_assert_eq!(hold, Hold::Parked),
+            SchedulerMessage::Registered { hold, .. } => debug_assert_eq!(hold, InitialState::Parked),
             SchedulerMessage::LockOk { epoch, room, .. } => self.restores(i, epoch, &room),
             SchedulerMessage::DropLock { epoch, .. } => match self.clients[i].state {
                 State::Running(current) if current == epoch => self.drains(i, epoch),

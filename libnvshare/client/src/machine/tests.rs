@@ -24,7 +24,7 @@ impl Client {
         Self { machine: Machine::new(now), now }
     }
 
-    fn registered(hold: Hold) -> Self {
+    fn registered(hold: InitialState) -> Self {
         let mut client = Self::new();
         client.hear(SchedulerMessage::Registered { client: 1, hold });
         client
@@ -32,7 +32,7 @@ impl Client {
 
     /// A client that runs under grant 1 while another client waits.
     fn running_contended() -> Self {
-        let mut client = Self::registered(Hold::Parked);
+        let mut client = Self::registered(InitialState::Parked);
         client.feed(Input::ThreadsWaiting);
         client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] });
         client.feed(Input::Began);
@@ -67,7 +67,7 @@ impl Client {
 
 #[test]
 fn asks_once_and_opens_only_when_everything_is_back() {
-    let mut client = Client::registered(Hold::Parked);
+    let mut client = Client::registered(InitialState::Parked);
     assert_eq!(client.feed(Input::ThreadsWaiting), [Action::Report, Action::Send(ClientMessage::ReqLock)]);
     assert_eq!(client.feed(Input::ThreadsWaiting), []);
     let granted =
@@ -81,7 +81,7 @@ fn asks_once_and_opens_only_when_everything_is_back() {
 
 #[test]
 fn a_restore_that_lacks_room_asks_for_it_and_waits() {
-    let mut client = Client::registered(Hold::Parked);
+    let mut client = Client::registered(InitialState::Parked);
     client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![] });
     client.feed(Input::StillAbsent);
     let asked = client.feed(Input::Restored { lacking: vec![room(5)] });
@@ -230,7 +230,8 @@ fn a_program_without_a_scheduler_runs_and_warns_once() {
     assert_eq!(client.machine.gate(), Gate::Open);
     assert_eq!(client.feed(Input::Nobody), []);
     // The client joins with an open gate.
-    let joined = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Running(epoch(4)) });
+    let joined =
+        client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Running(epoch(4)) });
     assert_eq!(joined, [Action::CountRoom]);
     assert!(client.machine.is_running());
 }
@@ -246,7 +247,7 @@ fn a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever() {
     assert_eq!(holder.feed(Input::Lost), [], "another attempt is no other loss");
     assert_eq!(holder.tick(200, 0, 0), [Action::Expect(false)]);
 
-    let mut parked = Client::registered(Hold::Parked);
+    let mut parked = Client::registered(InitialState::Parked);
     parked.feed(Input::ThreadsWaiting);
     assert_eq!(parked.feed(Input::Lost), []);
     assert_eq!(parked.feed(Input::Nobody), [Action::WarnAlone]);
@@ -268,7 +269,7 @@ fn a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever() {
 fn a_scheduler_that_is_back_is_expected_no_more() {
     let mut client = Client::running_contended();
     client.feed(Input::Lost);
-    let back = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Running(epoch(4)) });
+    let back = client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Running(epoch(4)) });
     assert_eq!(back, [Action::Expect(false), Action::CountRoom]);
     assert_eq!(client.tick(6000, 0, 0), []);
 }
@@ -278,13 +279,13 @@ fn a_restore_ends_when_a_scheduler_parks_the_program() {
     let mut client = Client::new();
     client.feed(Input::Nobody);
     assert_eq!(client.feed(Input::StillAbsent), [Action::Post(Order::Restore)]);
-    let parked = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
+    let parked = client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Parked });
     assert_eq!(parked, [Action::Cancel, Action::CountRoom]);
 }
 
 #[test]
 fn a_scheduler_that_hangs_is_as_good_as_lost() {
-    let mut client = Client::registered(Hold::Parked);
+    let mut client = Client::registered(InitialState::Parked);
     client.feed(Input::ThreadsWaiting);
     assert_eq!(client.tick(5000, 0, 0), [Action::Send(ClientMessage::Ping)]);
     client.now += MS(100);
@@ -298,7 +299,7 @@ fn a_scheduler_that_hangs_is_as_good_as_lost() {
 
 #[test]
 fn a_process_that_was_stopped_takes_no_scheduler_for_silent() {
-    let mut client = Client::registered(Hold::Parked);
+    let mut client = Client::registered(InitialState::Parked);
     client.feed(Input::ThreadsWaiting);
     assert_eq!(client.tick(5000, 0, 0), [Action::Send(ClientMessage::Ping)]);
     // The answer came while the process was stopped, and is read after the tick.
@@ -320,7 +321,7 @@ fn a_program_that_waits_for_an_answer_says_so_once_after_a_second() {
     assert_eq!(starting.tick(200, 0, 0), [Action::SayWaiting]);
     assert_eq!(starting.tick(1000, 0, 0), []);
     // An answer ends the silence. If something waits, another silence is said anew.
-    starting.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
+    starting.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Parked });
     starting.feed(Input::Lost);
     assert_eq!(starting.wait(MS(2000)), [], "nothing waits");
     starting.feed(Input::ThreadsWaiting);
@@ -336,14 +337,14 @@ fn a_gate_that_opened_before_the_answer_to_register_is_registered_as_it_is() {
         [Action::SayWaiting, Action::Reconnect, Action::StopCountingRoom, Action::Begin { anyway: false }]
     );
     client.feed(Input::Began);
-    let late = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
+    let late = client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Parked });
     assert_eq!(late, [Action::Reconnect]);
     assert_eq!(client.machine.gate(), Gate::Open);
 }
 
 #[test]
 fn room_of_nothing_means_that_there_is_no_more() {
-    let mut client = Client::registered(Hold::Parked);
+    let mut client = Client::registered(InitialState::Parked);
     client.feed(Input::ThreadsWaiting);
     let granted =
         client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![room(0)] });
@@ -369,7 +370,7 @@ fn an_answer_to_an_earlier_drain_gives_nothing_back() {
 
 #[test]
 fn scheduling_may_be_switched_off_and_on_at_any_moment() {
-    let mut client = Client::registered(Hold::Parked);
+    let mut client = Client::registered(InitialState::Parked);
     client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![] });
     assert_eq!(
         client.hear(SchedulerMessage::SchedOff),
@@ -386,7 +387,7 @@ fn scheduling_may_be_switched_off_and_on_at_any_moment() {
 
 #[test]
 fn work_is_bounded_from_the_first_launch_on() {
-    let mut client = Client::registered(Hold::Parked);
+    let mut client = Client::registered(InitialState::Parked);
     client.hear(SchedulerMessage::Waiters { waiting: true });
     client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] });
     assert_eq!(client.machine.in_flight(), InFlight::Bounded, "before the gate opens");
@@ -396,13 +397,13 @@ fn work_is_bounded_from_the_first_launch_on() {
 
 #[test]
 fn a_limit_that_an_administrator_sets_is_followed() {
-    let mut client = Client::registered(Hold::Parked);
+    let mut client = Client::registered(InitialState::Parked);
     assert_eq!(client.hear(SchedulerMessage::Limit(room(7))), [Action::AllocationLimit(room(7))]);
 }
 
 /// A client that waits for its turn, and whose memory comes back as others' memory leaves.
 fn next() -> Client {
-    let mut client = Client::registered(Hold::Parked);
+    let mut client = Client::registered(InitialState::Parked);
     client.feed(Input::ThreadsWaiting);
     let first = client.hear(SchedulerMessage::Restore(room(5)));
     assert_eq!(first, [Action::Give(room(5)), Action::Post(Order::RestoreEarly)]);
@@ -446,7 +447,7 @@ fn nothing_waits_for_room_of_a_scheduler_that_is_lost_or_does_not_schedule() {
     assert_eq!(next().hear(SchedulerMessage::SchedOff), freed);
     let mut returned = next();
     assert_eq!(
-        returned.hear(SchedulerMessage::Registered { client: 2, hold: Hold::Parked })[0],
+        returned.hear(SchedulerMessage::Registered { client: 2, hold: InitialState::Parked })[0],
         Action::Cancel
     );
     // The scheduler does not answer.

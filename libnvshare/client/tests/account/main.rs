@@ -43,7 +43,7 @@ enum Operation {
         coming_back: bool,
     },
     Reserve(DriverReserve),
-    Hold(bool),
+    InitialState(bool),
     EndTurn,
     LetGo,
     Unlimit,
@@ -91,7 +91,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => reserve.prop_map(|(plain_pools, managed_pools, graphs)| {
             Reserve(DriverReserve { plain_pools, managed_pools, graphs })
         }),
-        2 => any::<bool>().prop_map(Hold),
+        2 => any::<bool>().prop_map(InitialState),
         2 => Just(EndTurn),
         2 => Just(LetGo),
         1 => Just(Unlimit),
@@ -193,7 +193,7 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
             account.set_reserve(reserve);
             model.reserve = reserve;
         }
-        Operation::Hold(anyway) => {
+        Operation::InitialState(anyway) => {
             let nothing_is_missing = account.absent() <= account.never_fits();
             let absent = if anyway { Absent::ComesByFaults } else { Absent::ComesFirst };
             assert_eq!(account.hold(absent), anyway || nothing_is_missing);

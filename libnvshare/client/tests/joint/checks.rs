@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nvshare_proto::{Hold, SchedulerMessage};
+use nvshare_proto::{InitialState, SchedulerMessage};
 
 use crate::world::{CAPACITY, GIB, GPUS, MS, Process, World, gpu};
 
@@ -54,7 +54,7 @@ impl World {
         match message {
             SchedulerMessage::Registered { hold, .. } => {
                 let ran = process.plan.runs_already || self.was_killed;
-                assert!(ran || *hold == Hold::Parked, "process {i} is taken for one that runs");
+                assert!(ran || *hold == InitialState::Parked, "process {i} is taken for one that runs");
             }
             // Nobody is refused room while everybody gives way.
             SchedulerMessage::NoRoom { gpu } if !self.was_killed => {

@@ -4,8 +4,8 @@ use nvshare_client::account::Terms;
 use nvshare_client::{Done, Order, Session};
 use nvshare_core::Gang;
 use nvshare_proto::{
-    Asked, ClientMessage, ComputeLimit, Enforcement, Epoch, Given, GpuUuid, Hold, MemoryMode,
-    SchedulerMessage,
+    ClientMessage, ComputeLimit, Enforcement, Epoch, GpuUuid, InitialState, MemoryMode, SchedulerMessage,
+    TenantSettings, Wishes,
 };
 
 use crate::library::{GateState, Library};
@@ -165,10 +165,10 @@ fn a_world_of_a_measured_gpu_in_which_somebody_starved_serves_everybody() {
 /// way back.
 #[test]
 fn a_world_in_which_returned_room_crossed_a_grant_serves_everybody() {
-    let limited = |enforcement| Asked {
+    let limited = |enforcement| Wishes {
         enforcement,
         compute: vec![ComputeLimit { gpu: gpu(0), percent: 43 }],
-        ..Asked::default()
+        ..Wishes::default()
     };
     let (default, force) = (limited(Enforcement::Default), limited(Enforcement::Force));
     let plans = with_exchange(&[
@@ -183,7 +183,7 @@ fn a_world_in_which_returned_room_crossed_a_grant_serves_everybody() {
         let mut world = World::new(plans.clone(), config(false), seed);
         world.run(MS(20_000));
         for i in 0..plans.len() {
-            let _ = world.try_to_give(i, Given { paused: Some(false), ..Given::default() });
+            let _ = world.try_to_give(i, TenantSettings { paused: Some(false), ..TenantSettings::default() });
         }
         world.serves_everybody_within(4000);
     }
@@ -192,7 +192,7 @@ fn a_world_in_which_returned_room_crossed_a_grant_serves_everybody() {
 #[test]
 fn a_world_in_which_a_gang_with_a_paused_member_never_rested_serves_everybody() {
     let gang = Some(Gang { number: 0, size: 0 });
-    let limited = Asked { compute: vec![ComputeLimit { gpu: gpu(0), percent: 5 }], ..Asked::default() };
+    let limited = Wishes { compute: vec![ComputeLimit { gpu: gpu(0), percent: 5 }], ..Wishes::default() };
     let plans = vec![
         Plan { tenant: Some(0), gang, ..steady(1, 3701) },
         Plan { pause: 510, asked: limited, starts_at: 1068, ..steady(1, 301) },
@@ -202,9 +202,9 @@ fn a_world_in_which_a_gang_with_a_paused_member_never_rested_serves_everybody() 
         println!("seed {seed}");
         let mut world = World::new(plans.clone(), config(false), seed);
         world.run(MS(3261));
-        world.give(0, Given { paused: Some(true), ..Given::default() });
+        world.give(0, TenantSettings { paused: Some(true), ..TenantSettings::default() });
         world.run(MS(20_000));
-        world.give(0, Given { paused: Some(false), ..Given::default() });
+        world.give(0, TenantSettings { paused: Some(false), ..TenantSettings::default() });
         world.serves_everybody_within(4000);
     }
 }
@@ -220,7 +220,7 @@ fn a_thread_that_slept_while_the_gate_was_open_asks_again() {
     session.register(&mut library, MS(0));
     let epoch = Epoch { boot: 1, counter: 1 };
     for message in [
-        SchedulerMessage::Registered { client: 1, hold: Hold::Parked },
+        SchedulerMessage::Registered { client: 1, hold: InitialState::Parked },
         SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![] },
         SchedulerMessage::Waiters { waiting: true },
     ] {

@@ -1,7 +1,7 @@
 //! How a process behaves.
 
 use nvshare_core::Gang;
-use nvshare_proto::{Asked, GpuUuid, MemoryMode};
+use nvshare_proto::{GpuUuid, MemoryMode, Wishes};
 
 use crate::world::gpu;
 
@@ -40,7 +40,7 @@ pub(crate) struct Plan {
     /// The gang that it names: its work depends on the others of it.
     pub(crate) gang: Option<Gang>,
     /// The part of the GPUs' time that it asks for.
-    pub(crate) asked: Asked,
+    pub(crate) asked: Wishes,
     pub(crate) starts_at: u64,
     pub(crate) dies_at: Option<u64>,
 }
@@ -64,7 +64,7 @@ pub(crate) fn steady(gib: u64, work: u64) -> Plan {
         after: None,
         tenant: None,
         gang: None,
-        asked: Asked::default(),
+        asked: Wishes::default(),
         starts_at: 0,
         dies_at: None,
     }

@@ -20,11 +20,11 @@ struct Wanted {
     device: usize,
     bytes: u64,
     kind: Kind,
-    state: Asked,
+    state: Wishes,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Asked {
+enum Wishes {
     NotYet,
     /// It waits for room.
     Waits,
@@ -59,7 +59,7 @@ impl Program {
             device,
             bytes: plan.gib * GIB,
             kind: Kind::DeviceAsManaged,
-            state: Asked::NotYet,
+            state: Wishes::NotYet,
         };
         Self {
             served: Duration::ZERO,
@@ -183,7 +183,7 @@ impl World {
         {
             program.grown_at = program.served;
             let more =
-                |device| Wanted { device, bytes: GIB, kind: Kind::DeviceAsManaged, state: Asked::NotYet };
+                |device| Wanted { device, bytes: GIB, kind: Kind::DeviceAsManaged, state: Wishes::NotYet };
             program.wanted.extend((0..plan.gpus.len()).map(more));
         }
     }
@@ -201,32 +201,32 @@ impl World {
             let is_open = library.gate != GateState::Closed;
             let caller = if is_open { Caller::InsideGate } else { Caller::OutsideGate };
             let state = match state {
-                Asked::Made { until, .. } if now < until => {
+                Wishes::Made { until, .. } if now < until => {
                     self.wake_program(i, until);
                     return false;
                 }
-                Asked::Made { charged, .. } => {
+                Wishes::Made { charged, .. } => {
                     library.is_inside = false;
                     library.allocate(device, bytes, kind, charged);
                     *wakes |= library.devices[device].account().is_usage_stale();
                     None
                 }
-                Asked::Waits if library.devices[device].account().goes_on_waiting(Wait::of(kind)) => {
+                Wishes::Waits if library.devices[device].account().goes_on_waiting(Wait::of(kind)) => {
                     return false;
                 }
-                Asked::Waits => {
+                Wishes::Waits => {
                     let goes_on = library.devices[device].update(Account::end_waiting);
-                    goes_on.then_some(Asked::NotYet)
+                    goes_on.then_some(Wishes::NotYet)
                 }
-                Asked::NotYet => match library.devices[device].update(|a| a.admit(bytes, kind, caller)) {
+                Wishes::NotYet => match library.devices[device].update(|a| a.admit(bytes, kind, caller)) {
                     Ok(Admission::Charged(charged)) => {
                         library.is_inside = is_open;
-                        Some(Asked::Made { until: now + makes, charged })
+                        Some(Wishes::Made { until: now + makes, charged })
                     }
                     Ok(Admission::Lacks(lacks)) => {
                         library.devices[device].update(|account| account.begin_waiting(lacks));
                         *wakes = true;
-                        Some(Asked::Waits)
+                        Some(Wishes::Waits)
                     }
                     Ok(Admission::Again) => panic!("a device is held and the gate is closed"),
                     Err(_) => None,
@@ -236,7 +236,7 @@ impl World {
             match state {
                 Some(state) => program.wanted[0].state = state,
                 None => {
-                    let was_made = matches!(wanted.state, Asked::Made { .. });
+                    let was_made = matches!(wanted.state, Wishes::Made { .. });
                     program.refused += u64::from(!was_made);
                     program.wanted.pop_front();
                 }

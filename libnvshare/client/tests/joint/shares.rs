@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nvshare_core::Config;
-use nvshare_proto::{Asked, ComputeLimit, Enforcement, Given, Priority};
+use nvshare_proto::{ComputeLimit, Enforcement, Priority, TenantSettings, Wishes};
 
 use crate::plan::{self, Plan};
 use crate::world::{MS, Process, World, config, gpu};
@@ -20,13 +20,13 @@ fn steady(gib: u64, work: u64) -> Plan {
 }
 
 fn weight(gib: u64, weight: u32) -> Plan {
-    let asked = Asked { weight: Some(weight), ..Asked::default() };
+    let asked = Wishes { weight: Some(weight), ..Wishes::default() };
     Plan { asked, ..steady(gib, ENDLESS) }
 }
 
 fn limit(gib: u64, percent: u8, enforcement: Enforcement) -> Plan {
     let compute = vec![ComputeLimit { gpu: gpu(0), percent }];
-    let asked = Asked { enforcement, compute, ..Asked::default() };
+    let asked = Wishes { enforcement, compute, ..Wishes::default() };
     Plan { asked, ..steady(gib, ENDLESS) }
 }
 
@@ -167,7 +167,7 @@ fn another_enforced_limit_is_in_force_within_100_ms() {
         // At any moment of its spells and rests.
         let at = 2037 * n + 1000;
         world.run(MS(at));
-        world.give(0, Given { compute: Some(percent), ..Given::default() });
+        world.give(0, TenantSettings { compute: Some(percent), ..TenantSettings::default() });
         let held = held_in_the_second_to(&mut world, at + 1100);
         // One spell more or less.
         let spell = f64::from(percent).max(20.0) / 4.0;
@@ -189,7 +189,7 @@ fn another_limit_holds_within_a_second() {
     let plans = vec![limit(4, 20, Enforcement::Default), steady(4, ENDLESS)];
     let mut world = World::new(plans, quantum(30_000), 7);
     close(&parts(&mut world, 1000, 21_000), &[2, 8]);
-    let given = Given { compute: Some(60), ..Given::default() };
+    let given = TenantSettings { compute: Some(60), ..TenantSettings::default() };
     world.give(0, given);
     // It had 20 of 100 before: at an equal weight it is to have half, as its limit allows more than that.
     close(&parts(&mut world, 22_000, 42_000), &[5, 5]);
@@ -215,7 +215,7 @@ fn a_tenant_has_one_share_however_many_processes_it_has() {
 fn a_paused_client_stands_still_and_goes_on_later() {
     let mut world = World::new(vec![steady(12, ENDLESS), steady(4, ENDLESS)], quantum(1000), 7);
     world.run(MS(5000));
-    let pause = |paused| Given { paused: Some(paused), ..Given::default() };
+    let pause = |paused| TenantSettings { paused: Some(paused), ..TenantSettings::default() };
     let told = world.give(0, pause(true));
     assert!(told.contains("client 0"), "{told}");
     world.run(MS(5500));
@@ -233,7 +233,7 @@ fn a_paused_client_stands_still_and_goes_on_later() {
 #[test]
 fn a_priority_starves_nobody() {
     for gib in [4, 12] {
-        let low = Asked { priority: Some(Priority::Low), ..Asked::default() };
+        let low = Wishes { priority: Some(Priority::Low), ..Wishes::default() };
         let low = Plan { asked: low, ..steady(gib, ENDLESS) };
         let mut world = World::new(vec![steady(gib, ENDLESS), low], quantum(1000), 7);
         let parts = parts(&mut world, 1000, 241_000);
@@ -248,7 +248,7 @@ fn a_priority_starves_nobody() {
 fn the_lightest_waits_for_a_bounded_time() {
     for gib in [4, 12] {
         let mut world = World::new(vec![weight(gib, 1), steady(gib, ENDLESS)], quantum(1000), 7);
-        let given = Given { weight: Some(10_000), ..Given::default() };
+        let given = TenantSettings { weight: Some(10_000), ..TenantSettings::default() };
         world.run(MS(10));
         world.give(1, given);
         world.run(MS(300_000));
@@ -267,7 +267,7 @@ fn nobody_gets_more_by_cheating() {
         let got = parts(&mut world, 1000, 61_000);
         assert!(got[0] <= 350_000, "{what}: {got:?} ppm");
     };
-    let asked = |weight, priority| Asked { weight, priority, ..Asked::default() };
+    let asked = |weight, priority| Wishes { weight, priority, ..Wishes::default() };
     fair(Plan { asked: asked(Some(10_000), Some(Priority::High)), ..steady(4, ENDLESS) }, "asks for more");
     fair(Plan { pause: 20, ..honest() }, "sleeps to look interactive");
     fair(Plan { pause: 60, ..honest() }, "says that it is idle after each step");

@@ -1,6 +1,6 @@
 //! Random weights, limits, priorities and pauses, changed while programs run: the invariants hold, and nobody starves.
 
-use nvshare_proto::{Asked, ComputeLimit, Enforcement, Given, Priority};
+use nvshare_proto::{ComputeLimit, Enforcement, Priority, TenantSettings, Wishes};
 use proptest::prelude::*;
 
 use crate::properties::{gangs_fit, plan, worlds};
@@ -17,11 +17,11 @@ fn enforcement() -> impl Strategy<Value = Enforcement> {
     prop_oneof![Just(Enforcement::Default), Just(Enforcement::Force), Just(Enforcement::Disable)]
 }
 
-fn asked() -> impl Strategy<Value = Asked> {
+fn asked() -> impl Strategy<Value = Wishes> {
     let limits = prop::option::weighted(0.4, 1..=100u8);
     let weight = prop::option::weighted(0.4, 1..=10_000u32);
     (weight, prop::option::weighted(0.3, priority()), enforcement(), limits).prop_map(
-        |(weight, priority, enforcement, percent)| Asked {
+        |(weight, priority, enforcement, percent)| Wishes {
             weight,
             priority,
             enforcement,
@@ -31,7 +31,7 @@ fn asked() -> impl Strategy<Value = Asked> {
     )
 }
 
-fn given() -> impl Strategy<Value = Given> {
+fn given() -> impl Strategy<Value = TenantSettings> {
     (
         prop::option::weighted(0.4, 1..=10_000u32),
         prop::option::weighted(0.3, priority()),
@@ -39,13 +39,13 @@ fn given() -> impl Strategy<Value = Given> {
         prop::option::weighted(0.4, 0..=100u8),
         prop::option::weighted(0.2, any::<bool>()),
     )
-        .prop_map(|(weight, priority, enforcement, compute, paused)| Given {
+        .prop_map(|(weight, priority, enforcement, compute, paused)| TenantSettings {
             weight,
             priority,
             enforcement,
             compute,
             paused,
-            ..Given::default()
+            ..TenantSettings::default()
         })
 }
 
@@ -73,7 +73,7 @@ proptest! {
         }
         world.run(MS(20_000));
         for i in 0..all {
-            let _ = world.try_to_give(i, Given { paused: Some(false), ..Given::default() });
+            let _ = world.try_to_give(i, TenantSettings { paused: Some(false), ..TenantSettings::default() });
         }
         world.serves_everybody_within(TIMES);
     }

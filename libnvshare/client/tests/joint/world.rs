@@ -7,7 +7,7 @@ use std::time::Duration;
 use nvshare_client::Session;
 use nvshare_client::account::Terms;
 use nvshare_core::{Config, Core, Event, Identity, Output};
-use nvshare_proto::{ClientMessage, Gate, Given, GpuUuid, Register, SchedulerMessage, Usage};
+use nvshare_proto::{ClientMessage, Gate, GpuUuid, Register, SchedulerMessage, TenantSettings, Usage};
 
 use crate::agenda::{Later, Planned};
 use crate::follower::Follower;
@@ -497,12 +497,12 @@ impl World {
     }
 
     /// An administrator gives a process's tenant something.
-    pub(crate) fn give(&mut self, i: usize, given: Given) -> String {
+    pub(crate) fn give(&mut self, i: usize, given: TenantSettings) -> String {
         self.try_to_give(i, given).expect("it is there")
     }
 
     /// The same, unless the process has not come or has gone.
-    pub(crate) fn try_to_give(&mut self, i: usize, given: Given) -> Result<String, String> {
+    pub(crate) fn try_to_give(&mut self, i: usize, given: TenantSettings) -> Result<String, String> {
         let client = self.processes.get(i).and_then(|process| process.client);
         let client = client.ok_or("it has not registered")?;
         let told = self.core.give(client, None, given, self.now)?;

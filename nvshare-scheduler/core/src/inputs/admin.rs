@@ -1,7 +1,7 @@
 //! The requests of administrators.
 
 use nvshare_proto::units::{Bytes, saturate};
-use nvshare_proto::{EventKind, Given, GpuUuid, SchedulerMessage};
+use nvshare_proto::{EventKind, GpuUuid, SchedulerMessage, TenantSettings};
 
 use crate::state::client::{ClientId, Job};
 use crate::state::config::Config;
@@ -108,7 +108,7 @@ impl Books {
         &mut self,
         client: ClientId,
         gpu: Option<GpuUuid>,
-        given: Given,
+        given: TenantSettings,
     ) -> Result<String, String> {
         let Some(there) = self.state().client(client) else {
             return Err(format!("there is no client {client}; `nvshare-ctl clients` shows who is there"));
@@ -132,14 +132,14 @@ impl Books {
     }
 
     /// Gives an administrator's terms to a tenant that is about to come.
-    pub(crate) fn give_tenant(&mut self, tenant: u64, given: Given) {
+    pub(crate) fn set_tenant_terms(&mut self, tenant: u64, given: TenantSettings) {
         let job = Job::Tenant(tenant);
         self.jobs_mut().give_in_advance(job, given);
         self.apply_terms(job);
     }
 
     /// Sets the bounds of a tenant, in place of those before.
-    pub(crate) fn bound_tenant(&mut self, tenant: u64, bounds: Given) {
+    pub(crate) fn set_tenant_bounds(&mut self, tenant: u64, bounds: TenantSettings) {
         let job = Job::Tenant(tenant);
         let before = self.jobs_mut().set_seat(job, bounds);
         if before != bounds {

@@ -1,6 +1,6 @@
 //! Clients come, and begin to use GPUs.
 
-use nvshare_proto::{Epoch, EventKind, Gate, GpuUuid, Hold, Register, SchedulerMessage};
+use nvshare_proto::{Epoch, EventKind, Gate, GpuUuid, InitialState, Register, SchedulerMessage};
 
 use crate::state::client::{Client, ClientId, Gang, Identity};
 use crate::steps::books::Books;
@@ -19,7 +19,7 @@ impl Books {
             self.wait_for_returns();
         }
         let hold = self.hold_for(gate);
-        if hold == Hold::Free {
+        if hold == InitialState::Free {
             client.set_free();
         }
         self.admit(client, identity, hold);
@@ -27,17 +27,17 @@ impl Books {
     }
 
     /// The state in which a client begins, by the gate that it has.
-    fn hold_for(&mut self, gate: Gate) -> Hold {
+    fn hold_for(&mut self, gate: Gate) -> InitialState {
         let epoch = self.new_epoch();
         match gate {
-            _ if !self.state().is_scheduling() => Hold::Free,
-            Gate::Open => Hold::Running(epoch),
-            Gate::Closed => Hold::Parked,
+            _ if !self.state().is_scheduling() => InitialState::Free,
+            Gate::Open => InitialState::Running(epoch),
+            Gate::Closed => InitialState::Parked,
         }
     }
 
     /// Adds a client, writes it into the ledgers of its GPUs, and announces it.
-    fn admit(&mut self, client: Client, identity: Identity, hold: Hold) {
+    fn admit(&mut self, client: Client, identity: Identity, hold: InitialState) {
         let (id, gpus, allocated) = (client.id, client.gpus(), client.allocated());
         self.know_gpus_of(&gpus);
         self.jobs_mut().join(&client);
@@ -55,9 +55,9 @@ impl Books {
         }
         self.emit(EventKind::Registered, id, Some(allocated));
         match hold {
-            Hold::Free => self.emit(EventKind::Free, id, None),
-            Hold::Running(epoch) => self.adopt(id, epoch),
-            Hold::Parked => {}
+            InitialState::Free => self.emit(EventKind::Free, id, None),
+            InitialState::Running(epoch) => self.adopt(id, epoch),
+            InitialState::Parked => {}
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nvshare_proto::{Asked, ClientState, Counters, Epoch, GpuUuid, MemoryMode, Register};
+use nvshare_proto::{ClientState, Counters, Epoch, GpuUuid, MemoryMode, Register, Wishes};
 
 use crate::Time;
 use crate::policy::rhythm::Rhythm;
@@ -205,7 +205,7 @@ pub(crate) struct Client {
     /// How far the client is ahead of the clocks of its GPUs, if it uses several and has no gang.
     pub(crate) lead: OncePerEvent,
     /// The client's wishes for the GPUs' time.
-    pub(crate) asked: Asked,
+    pub(crate) asked: Wishes,
     /// An administrator has paused the client's job, or that of another member of its gang.
     pub(crate) paused: bool,
     pub(crate) name: String,

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nvshare_proto::{
-    Amount, Asked, ComputeLimit, DEFAULT_WEIGHT, Enforcement, Given, GpuUuid, MAX_WEIGHT, Priority,
-    ShareStatus,
+    Amount, ComputeLimit, DEFAULT_WEIGHT, Enforcement, GpuUuid, MAX_WEIGHT, Priority, ShareStatus,
+    TenantSettings, Wishes,
 };
 
 use crate::policy::entitled::Terms;
@@ -26,11 +26,11 @@ struct JobTerms {
     paused: bool,
     /// The terms that the seat of the job sets, or that were set for it as one of Slurm's, on each GPU. An
     /// administrator's word stands above them, and processes may ask for less.
-    seat: Given,
+    seat: TenantSettings,
 }
 
 impl JobTerms {
-    fn take(&mut self, gpu: Option<GpuUuid>, given: Given) {
+    fn take(&mut self, gpu: Option<GpuUuid>, given: TenantSettings) {
         self.weight = given.weight.or(self.weight);
         self.priority = given.priority.or(self.priority);
         self.enforcement = given.enforcement.or(self.enforcement);
@@ -54,7 +54,7 @@ impl JobTerms {
     }
 
     /// Sets what the seat sets. Returns what it did before.
-    fn set_seat(&mut self, seat: Given) -> Given {
+    fn set_seat(&mut self, seat: TenantSettings) -> TenantSettings {
         std::mem::replace(&mut self.seat, seat)
     }
 
@@ -128,7 +128,7 @@ fn first<V: Copy>(counts: &Counts<V>) -> Option<V> {
 
 impl Least {
     /// Counts the wishes of a process that comes, or goes.
-    fn count(&mut self, asked: &Asked, comes: bool) {
+    fn count(&mut self, asked: &Wishes, comes: bool) {
         if let Some(weight) = asked.weight {
             count(&mut self.weight, weight, comes);
         }
@@ -192,7 +192,7 @@ impl Processes {
 }
 
 /// Whether a process asks for anything that counts for its whole job.
-pub(crate) fn asks_for_its_job(asked: &Asked) -> bool {
+pub(crate) fn asks_for_its_job(asked: &Wishes) -> bool {
     asked.weight.is_some() || asked.priority.is_some() || !asked.compute.is_empty()
 }
 
@@ -302,20 +302,20 @@ impl Jobs {
     }
 
     /// Gives an administrator's terms to a job with a process, on one GPU or on all.
-    pub(crate) fn give(&mut self, job: Job, gpu: Option<GpuUuid>, given: Given) {
+    pub(crate) fn give(&mut self, job: Job, gpu: Option<GpuUuid>, given: TenantSettings) {
         self.given.entry(job).or_default().take(gpu, given);
     }
 
     /// Gives an administrator's terms to a job that may have no process.
-    pub(crate) fn give_in_advance(&mut self, job: Job, given: Given) {
+    pub(crate) fn give_in_advance(&mut self, job: Job, given: TenantSettings) {
         self.make_place_for_terms();
         self.give(job, None, given);
     }
 
     /// Takes what the seat of a job sets. Returns what it did before.
-    pub(crate) fn set_seat(&mut self, job: Job, seat: Given) -> Given {
+    pub(crate) fn set_seat(&mut self, job: Job, seat: TenantSettings) -> TenantSettings {
         if !self.given.contains_key(&job) {
-            if seat == Given::default() {
+            if seat == TenantSettings::default() {
                 return seat;
             }
             self.make_place_for_terms();
@@ -386,12 +386,12 @@ mod tests {
         priority: Option<Priority>,
         percent: &[u8],
         enforcement: Enforcement,
-    ) -> Asked {
+    ) -> Wishes {
         let compute = percent.iter().map(|&percent| ComputeLimit { gpu: GPU, percent }).collect();
-        Asked { weight, priority, enforcement, compute, gang: None }
+        Wishes { weight, priority, enforcement, compute, gang: None }
     }
 
-    fn of(asked: &[Asked]) -> Least {
+    fn of(asked: &[Wishes]) -> Least {
         let mut least = Least::default();
         asked.iter().for_each(|asked| least.count(asked, true));
         least
@@ -461,27 +461,35 @@ mod tests {
         let mut given = JobTerms::default();
         let asked = [asks(None, None, &[20], Enforcement::Force)];
         let limit = |given: &JobTerms, gpu| in_force(given, &of(&asked), Some(gpu)).limit;
-        given.take(Some(GPU), Given { compute: Some(60), memory: Some(7), ..Given::default() });
+        given.take(
+            Some(GPU),
+            TenantSettings { compute: Some(60), memory: Some(7), ..TenantSettings::default() },
+        );
         assert_eq!((limit(&given, GPU), limit(&given, OTHER)), (Some(60), None));
         assert_eq!((given.memory(GPU), given.memory(OTHER)), (Some(7), None));
-        given.take(None, Given { compute: Some(0), ..Given::default() });
+        given.take(None, TenantSettings { compute: Some(0), ..TenantSettings::default() });
         assert_eq!(
             (limit(&given, GPU), given.memory(GPU)),
             (None, Some(7)),
             "no limit, whatever it asks for"
         );
-        given.take(None, Given { paused: Some(true), ..Given::default() });
+        given.take(None, TenantSettings { paused: Some(true), ..TenantSettings::default() });
         assert!(given.paused);
-        given.take(None, Given { weight: Some(5), ..Given::default() });
+        given.take(None, TenantSettings { weight: Some(5), ..TenantSettings::default() });
         assert!(given.paused && given.weight == Some(5));
     }
 
     #[test]
     fn what_a_seat_sets_stands_below_an_administrators_word_and_above_what_programs_ask_for() {
         use Enforcement::{Default, Disable, Force};
-        let seat = Given { weight: Some(50), compute: Some(40), memory: Some(900), ..Given::default() };
+        let seat = TenantSettings {
+            weight: Some(50),
+            compute: Some(40),
+            memory: Some(900),
+            ..TenantSettings::default()
+        };
         let mut given = JobTerms { seat, ..JobTerms::default() };
-        let got = |given: &JobTerms, asked: &[Asked]| {
+        let got = |given: &JobTerms, asked: &[Wishes]| {
             let found = in_force(given, &of(asked), Some(GPU));
             (found.weight, found.enforcement, found.limit)
         };
@@ -502,9 +510,18 @@ mod tests {
         ] {
             assert_eq!(given.limit_to_tell(GPU, own, before), told, "{own} {before}");
         }
-        let forced = JobTerms { seat: Given { enforcement: Some(Disable), ..seat }, ..JobTerms::default() };
+        let forced =
+            JobTerms { seat: TenantSettings { enforcement: Some(Disable), ..seat }, ..JobTerms::default() };
         assert_eq!(got(&forced, &[]), (50, Disable, Some(40)), "it is the seat's own wish");
-        given.take(None, Given { weight: Some(70), compute: Some(0), memory: Some(0), ..Given::default() });
+        given.take(
+            None,
+            TenantSettings {
+                weight: Some(70),
+                compute: Some(0),
+                memory: Some(0),
+                ..TenantSettings::default()
+            },
+        );
         assert_eq!(got(&given, &[]), (70, Default, None));
         assert_eq!(given.limit_to_tell(GPU, 500, 0), Some(0));
         let none = JobTerms::default();

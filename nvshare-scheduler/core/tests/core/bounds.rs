@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nvshare_core::{Event, Gang, Identity};
 use nvshare_proto::{
-    Amount, Asked, ClientMessage, ComputeLimit, Epoch, Gate, Register, SchedulerMessage, Usage,
+    Amount, ClientMessage, ComputeLimit, Epoch, Gate, Register, SchedulerMessage, Usage, Wishes,
 };
 
 use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, newcomer};
@@ -35,7 +35,7 @@ impl Crowd {
         }
     }
 
-    fn register(&mut self, client: u64, identity: Identity, asked: Asked) {
+    fn register(&mut self, client: u64, identity: Identity, asked: Wishes) {
         let usage: Vec<Usage> = (0..self.gpus).map(|on| self.usage(client, on)).collect();
         let register = Register { usage, asked, ..newcomer(Gate::Closed, self.usage(client, 0)) };
         self.happens(Event::Registered { client, identity, register });
@@ -113,7 +113,7 @@ fn of_clients_that_use_many_gpus() {
         for clients in crowds {
             let mut crowd = Crowd::new(gpus, 12 * GIB);
             for client in 0..clients {
-                crowd.register(client, process(client), Asked::default());
+                crowd.register(client, process(client), Wishes::default());
             }
             let registering = crowd.most;
             assert!(registering <= 40 + 4 * u64::from(gpus), "{registering} to register with {gpus} GPUs");
@@ -128,7 +128,7 @@ fn of_processes_of_one_job_with_limits() {
     let limits = |n| (0..n).map(|n| ComputeLimit { gpu: gpu(n as u8), percent: 50 }).collect();
     let mut crowd = Crowd::new(1, GIB / 64);
     for client in 0..500 {
-        let asked = Asked { compute: limits(3500), ..Asked::default() };
+        let asked = Wishes { compute: limits(3500), ..Wishes::default() };
         crowd.register(client, Identity { tenant: Some(1), ..process(client) }, asked);
     }
     for client in 0..400 {
@@ -142,7 +142,7 @@ fn of_a_gang() {
     let mut crowd = Crowd::new(1, GIB / 64);
     for client in 0..64 {
         let gang = Some(Gang { number: 1, size: 0 });
-        crowd.register(client, Identity { gang, ..process(client) }, Asked::default());
+        crowd.register(client, Identity { gang, ..process(client) }, Wishes::default());
     }
     let most = crowd.take_turns(64, 1000);
     assert!(most <= 64 * 10, "{most}");

@@ -1,7 +1,7 @@
 //! Gangs: processes that are granted together or not at all, and give the lock back together.
 
 use nvshare_core::{Config, Event, Gang, Identity};
-use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, Given, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, SchedulerMessage, TenantSettings, Usage};
 
 use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, twelve_gib};
 
@@ -365,7 +365,7 @@ fn a_gang_of_two_tenants_with_different_weights_runs_as_one_job() {
         come(&mut table, rank, rank, Some(PAIR));
     }
     come(&mut table, OTHER, OTHER, None);
-    let heavy = Given { weight: Some(700), ..Given::default() };
+    let heavy = TenantSettings { weight: Some(700), ..TenantSettings::default() };
     table.core.give(RANKS[1], None, heavy, MS(0)).unwrap();
     let sent = table.say(RANKS[0], ClientMessage::ReqLock);
     table.assert_at_rest();
@@ -416,7 +416,8 @@ fn a_gang_that_goes_on_after_a_pause_waits_for_its_turn_with_all_members() {
         table.say(rank, ClientMessage::Running { epoch });
     }
     // Then its share is another one than that of the client beside it.
-    let pause = |paused| Given { weight: Some(1), paused: Some(paused), ..Given::default() };
+    let pause =
+        |paused| TenantSettings { weight: Some(1), paused: Some(paused), ..TenantSettings::default() };
     table.core.give(RANKS[0], None, pause(true), MS(10)).unwrap();
     let sent = table.sent();
     assert!(RANKS.iter().all(|&rank| asked_to_leave(&sent, rank).is_some()), "{sent:?}");
@@ -445,7 +446,7 @@ fn a_gang_is_paused_while_one_of_its_jobs_is() {
         let identity = Identity { process: Some(rank), tenant: Some(rank), gang, ..Identity::default() };
         table.register_as(rank, identity, Gate::Closed, small(on));
     }
-    let pause = |paused| Given { paused: Some(paused), ..Given::default() };
+    let pause = |paused| TenantSettings { paused: Some(paused), ..TenantSettings::default() };
     table.core.give(RANKS[0], None, pause(true), MS(10)).unwrap();
     let mut sent = table.say(RANKS[1], ClientMessage::ReqLock);
     sent.append(&mut table.wait_until(5000));

@@ -1,7 +1,7 @@
 //! A client that is stopped, as by Ctrl-Z, answers nothing: it costs others no more than the memory that it keeps.
 
 use nvshare_core::{Config, Event, Gang, Identity};
-use nvshare_proto::{Amount, Asked, ClientMessage, Gate, Register, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Gate, Register, SchedulerMessage, Usage, Wishes};
 
 use crate::table::{CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, newcomer};
 
@@ -14,7 +14,7 @@ fn beside_one_that_stops(bytes: u64, weight: Option<u32>) -> Table {
     for client in 1..=STOPPED {
         let usage =
             Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: bytes, absent: bytes, immovable: 0 };
-        let asked = Asked { weight: weight.filter(|_| client == STOPPED), ..Asked::default() };
+        let asked = Wishes { weight: weight.filter(|_| client == STOPPED), ..Wishes::default() };
         let register = Register { asked, ..newcomer(Gate::Closed, usage) };
         let identity = Identity { pid: Some(9), process: Some(client), ..Identity::default() };
         table.happens(Event::Registered { client, identity, register });

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nvshare_core::{Config, Core, Event, Identity, Output};
 use nvshare_proto::{
-    Asked, ClientMessage, Epoch, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage,
+    ClientMessage, Epoch, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage, Wishes,
 };
 
 pub(crate) const CAPACITY: u64 = 16 << 30;
@@ -157,7 +157,7 @@ pub(crate) fn newcomer(gate: Gate, usage: Usage) -> Register {
         returns: false,
         run: None,
         usage: vec![usage],
-        asked: Asked::default(),
+        asked: Wishes::default(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use nvshare_core::{Config, Event, Together};
-use nvshare_proto::{ClientMessage, Counters, Epoch, Gate, Given, SchedulerMessage, Usage};
+use nvshare_proto::{ClientMessage, Counters, Epoch, Gate, SchedulerMessage, TenantSettings, Usage};
 
 use crate::table::{self, GIB, MS, Table, twelve_gib};
 
@@ -404,7 +404,11 @@ fn nobody_is_asked_where_there_is_nothing_to_decide() {
         assert!(!programs.takes_turns());
     }
     let mut weighed = Programs::new(config(false), &[FILLS, FILLS]);
-    weighed.table.core.give(1, None, Given { weight: Some(50), ..Given::default() }, MS(0)).expect("there");
+    weighed
+        .table
+        .core
+        .give(1, None, TenantSettings { weight: Some(50), ..TenantSettings::default() }, MS(0))
+        .expect("there");
     weighed.go_on_for(60);
     assert_eq!((weighed.asked, weighed.takes_turns()), (0, false));
 }
@@ -514,7 +518,7 @@ impl Programs {
             }
             3 => {
                 let weight = Some(if random.below(3) == 0 { 50 } else { 100 });
-                let given = Given { weight, ..Given::default() };
+                let given = TenantSettings { weight, ..TenantSettings::default() };
                 self.table.core.give(client, None, given, MS(self.table.now)).expect("it is there");
                 let sent = self.table.sent();
                 self.hear(sent);

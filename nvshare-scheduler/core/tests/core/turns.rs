@@ -1,6 +1,6 @@
 //! Whose turn it is, and when it is over.
 
-use nvshare_proto::{ClientMessage, Gate, Given, SchedulerMessage};
+use nvshare_proto::{ClientMessage, Gate, SchedulerMessage, TenantSettings};
 
 use crate::table::{GIB, MS, Table, asked_to_leave, config, granted};
 
@@ -72,7 +72,7 @@ fn work_in_flight_of_a_client_that_is_paused_is_bounded_until_it_goes_on() {
     let mut table = Table::new(config(false));
     table.register(1, Gate::Closed, GIB, 0);
     let epoch = table.runs(1);
-    let pause = |paused| Given { paused: Some(paused), ..Given::default() };
+    let pause = |paused| TenantSettings { paused: Some(paused), ..TenantSettings::default() };
     let told = |sent: &[(u64, SchedulerMessage)]| -> Vec<bool> {
         let is_told = |message: &SchedulerMessage| match message {
             SchedulerMessage::Waiters { waiting } => Some(*waiting),

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use nvshare_core::Time;
-use nvshare_proto::{ClientMessage, Epoch, Hold, SchedulerMessage};
+use nvshare_proto::{ClientMessage, Epoch, InitialState, SchedulerMessage};
 
 use super::{Faults, Newcomer, Scheduler};
 
@@ -149,7 +149,7 @@ impl Scheduler for ByTurns {
             self.cards[gpu].allocated += newcomer.bytes;
         }
         self.clients.insert(newcomer.client, client);
-        let hold = Hold::Parked;
+        let hold = InitialState::Parked;
         let registered = SchedulerMessage::Registered { client: newcomer.client as u64, hold };
         self.told.push_back((newcomer.client, registered));
         self.told.push_back((newcomer.client, SchedulerMessage::Waiters { waiting: true }));

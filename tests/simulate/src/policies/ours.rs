@@ -1,7 +1,7 @@
 //! This project's scheduler: the same core that the daemon runs.
 
 use nvshare_core::{Config, Core, Event, Identity, Output, Time};
-use nvshare_proto::{Asked, ClientMessage, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage};
+use nvshare_proto::{ClientMessage, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage, Wishes};
 
 use super::{Faults, Newcomer, Scheduler};
 
@@ -42,7 +42,7 @@ impl Scheduler for Ours {
         let register = Register {
             memory: self.memory,
             usage: newcomer.gpus.iter().map(usage).collect(),
-            asked: Asked { weight: Some(newcomer.weight), ..Asked::default() },
+            asked: Wishes { weight: Some(newcomer.weight), ..Wishes::default() },
             ..Register::newcomer(newcomer.client as u32, "")
         };
         let process = Some(newcomer.client as u64);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_admin::{Scheduler, Told};
 use nvshare_proto::units::MIB;
-use nvshare_proto::{AdminRequest, ClientState, ClientStatus, EventKind, Given, WatchFrom};
+use nvshare_proto::{AdminRequest, ClientState, ClientStatus, EventKind, TenantSettings, WatchFrom};
 
 use crate::rng::Rng;
 
@@ -118,8 +118,8 @@ impl Moment<'_> {
 
 /// Tries again where the scheduler does not answer in time: a client that stayed paused would look as if it hung.
 fn pause(scheduler: &Scheduler, client: u64, paused: bool) {
-    let given = Given { paused: Some(paused), ..Given::default() };
-    let request = AdminRequest::Give { client, gpu: None, given };
+    let given = TenantSettings { paused: Some(paused), ..TenantSettings::default() };
+    let request = AdminRequest::SetTerms { client, gpu: None, given };
     let _ = (0..10).any(|_| scheduler.change(request.clone()).is_ok());
 }
 

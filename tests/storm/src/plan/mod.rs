@@ -212,7 +212,7 @@ pub(crate) enum Form {
 
 /// When a node gets its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Given {
+pub(crate) enum TenantSettings {
     Added,
     /// Changed in the graph.
     InGraph,
@@ -226,7 +226,7 @@ pub(crate) struct Node {
     pub(crate) region: Region,
     pub(crate) effect: Effect,
     pub(crate) form: Form,
-    pub(crate) given: Given,
+    pub(crate) given: TenantSettings,
     /// Whether a context is named.
     pub(crate) is_named: bool,
 }

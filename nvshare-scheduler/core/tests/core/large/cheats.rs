@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nvshare_core::{AutoTarget, Config};
-use nvshare_proto::{Asked, ComputeLimit, Enforcement, Priority};
+use nvshare_proto::{ComputeLimit, Enforcement, Priority, Wishes};
 
 use super::honest::Honest;
 use super::world::World;
@@ -16,7 +16,7 @@ const MAX_TAKEN: f64 = 0.38;
 
 fn cheats() -> Vec<(&'static str, Honest)> {
     let honest = Honest::new(0, 12);
-    let asked = |weight, percent| Asked {
+    let asked = |weight, percent| Wishes {
         weight: Some(weight),
         priority: Some(Priority::High),
         enforcement: Enforcement::Default,

@@ -34,7 +34,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nvshare_core::Config;
-use nvshare_proto::{Asked, ComputeLimit, Priority};
+use nvshare_proto::{ComputeLimit, Priority, Wishes};
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 
@@ -138,17 +138,17 @@ fn rows(world: &World) -> BTreeMap<(u8, Job), Row> {
     rows
 }
 
-fn asked() -> impl Strategy<Value = Asked> {
+fn asked() -> impl Strategy<Value = Wishes> {
     (
         prop::option::weighted(0.6, prop_oneof![Just(13u32), Just(25), Just(50), 13..=100u32]),
         prop::option::weighted(0.2, 10..=100u8),
         prop::bool::weighted(0.2),
     )
-        .prop_map(|(weight, limit, low)| Asked {
+        .prop_map(|(weight, limit, low)| Wishes {
             weight,
             priority: low.then_some(Priority::Low),
             compute: limit.into_iter().map(|percent| ComputeLimit { gpu: gpu(0), percent }).collect(),
-            ..Asked::default()
+            ..Wishes::default()
         })
 }
 
@@ -212,7 +212,7 @@ fn no_job_runs_further_ahead_than_one_turn() {
 fn a_job_whose_turns_are_rare_loses_nothing_of_what_it_is_behind() {
     let job = |on, weight, low: bool, drains_in| Honest {
         drains_in,
-        asked: Asked { weight, priority: low.then_some(Priority::Low), ..Asked::default() },
+        asked: Wishes { weight, priority: low.then_some(Priority::Low), ..Wishes::default() },
         ..Honest::new(on, 2)
     };
     let light = (job(1, Some(21), true, 25), 335, None);
@@ -228,7 +228,7 @@ fn a_job_of_two_processes_gets_no_two_turns_for_one() {
         Honest {
             restores_in: 0,
             drains_in: 0,
-            asked: Asked { compute, ..Asked::default() },
+            asked: Wishes { compute, ..Wishes::default() },
             ..Honest::new(0, 12)
         }
     };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nvshare_core::{Gang, Identity};
 use nvshare_proto::{
-    Amount, Asked, ClientMessage, Epoch, Gate, Hold, MemoryMode, Register, SchedulerMessage, Usage,
+    Amount, ClientMessage, Epoch, Gate, InitialState, MemoryMode, Register, SchedulerMessage, Usage, Wishes,
 };
 
 use super::{Act, Behaviour, Plan, Seen};
@@ -49,7 +49,7 @@ pub(crate) struct Honest {
     pub(crate) tenant: Option<u64>,
     pub(crate) gang: Option<Gang>,
     /// The part of the GPU's time that it asks for.
-    pub(crate) asked: Asked,
+    pub(crate) asked: Wishes,
     pub(crate) now: Now,
 }
 
@@ -99,7 +99,7 @@ impl Honest {
             needs_parked: 0,
             tenant: None,
             gang: None,
-            asked: Asked::default(),
+            asked: Wishes::default(),
             now,
         }
     }
@@ -231,7 +231,7 @@ impl Behaviour for Honest {
     fn hears(&mut self, message: SchedulerMessage, now: Duration) -> Plan {
         self.stops_working(now);
         match message {
-            SchedulerMessage::Registered { hold: Hold::Running(epoch), .. } => {
+            SchedulerMessage::Registered { hold: InitialState::Running(epoch), .. } => {
                 if let State::Running(_) = self.now.state {
                     self.now.state = State::Running(epoch);
                 }

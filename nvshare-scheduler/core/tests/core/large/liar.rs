@@ -86,7 +86,7 @@ impl Behaviour for Liar {
         let usage = (0..self.random(4)).map(|_| self.usage()).collect();
         let flag = |n: u64| n == 0;
         let register = Register {
-            asked: nvshare_proto::Asked::default(),
+            asked: nvshare_proto::Wishes::default(),
             pid: self.random(3) as u32,
             name: "\u{202e}".into(),
             memory: if flag(self.random(3)) { MemoryMode::Off } else { MemoryMode::Managed },

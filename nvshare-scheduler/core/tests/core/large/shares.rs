@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use nvshare_core::Config;
-use nvshare_proto::Asked;
+use nvshare_proto::Wishes;
 
 use super::honest::Honest;
 use super::world::World;
@@ -22,7 +22,7 @@ enum Switch {
 }
 
 fn job(weight: u32, switch: Switch) -> Honest {
-    let asked = Asked { weight: Some(weight), ..Asked::default() };
+    let asked = Wishes { weight: Some(weight), ..Wishes::default() };
     let (evicts_in, restores_in) = match switch {
         Switch::OneAfterTheOther(ms) => (ms * 2 / 3, ms / 3),
         Switch::AtTheSameTime(ms) => (ms * 19 / 20, ms / 20),
