@@ -53,12 +53,12 @@ impl Core {
 
     /// Takes the next output; call it until there is none.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.books.report().poll_output()
+        self.books.report_mut().poll_output()
     }
 
     /// Takes the next incident. The next call of [`Core::handle`] forgets those that were not taken.
     pub fn poll_incident(&mut self) -> Option<Incident> {
-        self.books.report().poll_incident()
+        self.books.report_mut().poll_incident()
     }
 
     /// Returns when [`Event::Deadline`] is due if no other event comes before.
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
     use crate::policy::quantum::AutoTarget;
     use crate::state::config::GpuConfig;
-    use crate::state::gpu::{Size, Source};
+    use crate::state::gpu::{CapacityFigures, CapacitySource};
 
     const ONE: GpuUuid = GpuUuid([1; 16]);
     const OTHER: GpuUuid = GpuUuid([2; 16]);
@@ -289,7 +289,11 @@ mod tests {
     #[test]
     fn another_configuration_is_followed_at_once() {
         let mut core = Core::new(config());
-        core.books.size(ONE, Size { available: 16 * GIB, ..Size::default() }, Source::Certain);
+        core.books.set_size(
+            ONE,
+            CapacityFigures { available: 16 * GIB, ..CapacityFigures::default() },
+            CapacitySource::Certain,
+        );
         core.configure(Config { gpu_memory: Some(4 * GIB), boot: 99, ..Config::default() }, Time::ZERO);
         let gpu = &core.gpu_status()[0];
         assert_eq!((gpu.capacity, gpu.quantum_ms), (4 * GIB, 30_000));

@@ -16,7 +16,7 @@ impl Books {
             return "scheduling is already on".to_owned();
         }
         self.set_scheduling(true);
-        self.report().emit_setting(EventKind::On, None, None);
+        self.report_mut().emit_setting(EventKind::On, None, None);
         for id in self.state().client_ids() {
             let epoch = self.new_epoch();
             self.adopt(id, epoch);
@@ -44,7 +44,7 @@ impl Books {
             ));
         }
         self.set_scheduling(false);
-        self.report().emit_setting(EventKind::Off, None, None);
+        self.report_mut().emit_setting(EventKind::Off, None, None);
         for id in self.state().client_ids() {
             self.change_client(id, |client| {
                 client.set_free();
@@ -77,7 +77,7 @@ impl Books {
     /// Reports how the quantum is chosen from now on.
     fn emit_rule(&mut self, gpu: Option<GpuUuid>, rule: Rule) {
         let fixed = if let Rule::Fixed(quantum) = rule { Some(quantum) } else { None };
-        self.report().emit_setting(EventKind::Quantum, gpu, fixed);
+        self.report_mut().emit_setting(EventKind::Quantum, gpu, fixed);
     }
 
     /// Applies another configuration. The number that names this run of the scheduler stays, and the settings
@@ -92,9 +92,9 @@ impl Books {
                 }
                 (gpu.size, gpu.source)
             };
-            self.look_at([uuid]);
+            self.queue([uuid]);
             if let Some((size, source)) = self.change_gpu(uuid, configure) {
-                self.size(uuid, size, source);
+                self.set_size(uuid, size, source);
             }
             self.agree_on_size(uuid);
         }

@@ -13,7 +13,7 @@ impl Books {
         let mut client = Client::new(id, identity, register, self.state().now());
         let gang = identity.gang.filter(|&gang| self.join_gang(&client, gang));
         client.gang = gang.map(Gang::id);
-        self.report().info(format!("client {id} is {} (pid {})", client.name, client.pid));
+        self.report_mut().info(format!("client {id} is {} (pid {})", client.name, client.pid));
         if was_here && client.allocated() > 0 {
             // The client was there before this scheduler, and others may have been as well.
             self.wait_for_returns();
@@ -48,7 +48,7 @@ impl Books {
             // The same process is back: its report replaces the bytes that stayed charged to it.
             self.forget_departed(gpu, |_, departed| departed.identity.is_same_process(identity));
         }
-        self.enter(id);
+        self.rewrite_entries(id);
         self.apply_terms_of(id);
         for &gpu in &gpus {
             self.greet(id, gpu);
@@ -68,7 +68,7 @@ impl Books {
             client.wants = false;
             for account in client.accounts.values_mut() {
                 account.room = account.resident();
-                account.order = None;
+                account.evict_order = None;
                 account.promised = None;
             }
         });
@@ -80,7 +80,7 @@ impl Books {
             self.jobs_mut().count_gpu(job, uuid);
         }
         self.gather_gang(id);
-        self.enter(id);
+        self.rewrite_entries(id);
         self.apply_terms_of(id);
         self.greet(id, uuid);
     }

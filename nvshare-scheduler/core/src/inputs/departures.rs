@@ -17,9 +17,9 @@ impl Books {
         let is_back = process_remains
             && self.state().clients().any(|other| other.identity.is_same_process(client.identity));
         let left = self.take_off_gpus(&client, process_remains && !is_back);
-        self.report().info(format!("client {id} is gone ({}, pid {})", client.name, client.pid));
+        self.report_mut().info(format!("client {id} is gone ({}, pid {})", client.name, client.pid));
         let (kind, bytes) = if left > 0 { (EventKind::Left, Some(left)) } else { (EventKind::Gone, None) };
-        self.report().emit(kind, &client, bytes, None);
+        self.report_mut().emit(kind, &client, bytes, None);
         client.accounts.values_mut().for_each(|account| account.room = 0);
         self.remember(&client);
         self.leave_job(&client);
@@ -40,7 +40,7 @@ impl Books {
             let stays = if process_remains { account.room } else { 0 };
             let remove = |gpu: &mut Gpu| gpu.remove_client(client, now, stays, now + grace);
             self.change_gpu(*uuid, remove);
-            self.look_again(*uuid);
+            self.queue_with_watchers(*uuid);
             kept_bytes = kept_bytes.saturating_add(stays);
         }
         kept_bytes
@@ -55,11 +55,11 @@ impl Books {
         let unit = self.state().unit(other);
         self.apply_pauses(unit.to_vec());
         for &other in unit.iter() {
-            self.enter(other);
+            self.rewrite_entries(other);
             self.tell_later([other]);
         }
         // Members may not have had their turn because of the client that is gone.
-        self.look_at(self.state().gpus_of(&unit));
+        self.queue(self.state().gpus_of(&unit));
     }
 
     /// Frees the memory that a process had left, when it has ended or runs another program. It may have left

@@ -9,7 +9,7 @@ use crate::inputs::Measured;
 use crate::report::warnings::Topic;
 use crate::state::account::MAX_OVERHEAD;
 use crate::state::client::{Client, ClientId, Phase};
-use crate::state::gpu::{Size, Source};
+use crate::state::gpu::{CapacityFigures, CapacitySource};
 use crate::steps::books::Books;
 
 /// A process counts as having nothing on a GPU after this many looks of NVML in a row that do not show it.
@@ -22,7 +22,7 @@ impl Books {
             Some(gpu) => gpu.ledger.entries().map(|(id, _)| id).collect(),
             None => Vec::new(),
         };
-        let mut size = Size { available: measured.available, ..Size::default() };
+        let mut size = CapacityFigures { available: measured.available, ..CapacityFigures::default() };
         for (id, &used) in &measured.used {
             // The client has a context on the GPU and has not allocated anything there.
             let idle = |client: &Client| !client.accounts.contains_key(&uuid);
@@ -33,12 +33,12 @@ impl Books {
             self.measure_client(id, measured, &mut size);
         }
         self.look_for_departed(uuid, &measured.used);
-        self.size(uuid, size, Source::Certain);
+        self.set_size(uuid, size, CapacitySource::Certain);
     }
 
     /// Corrects a client's account by what was measured of a GPU, and adds the client's part to the GPU's
     /// size.
-    fn measure_client(&mut self, id: ClientId, measured: &Measured, size: &mut Size) {
+    fn measure_client(&mut self, id: ClientId, measured: &Measured, size: &mut CapacityFigures) {
         let uuid = measured.gpu;
         // A process that has left has an entry as well, and no account.
         let Some(client) = self.state().client(id) else { return };
@@ -52,7 +52,11 @@ impl Books {
         let is_moving = client.phase().is_next()
             || matches!(client.phase(), Phase::Granted { .. } | Phase::Dropping { .. });
         let unseen = self.correct_account(id, uuid, |account| {
-            account.record_measurement(listed.unwrap_or(0), memory, !is_moving && account.order.is_none());
+            account.record_measurement(
+                listed.unwrap_or(0),
+                memory,
+                !is_moving && account.evict_order.is_none(),
+            );
             let unseen = seen.map_or(0, |seen| account.uncharge_unseen(seen, memory));
             size.overhead += account.overhead();
             // The client may have used all the room that it was given by now.
@@ -79,7 +83,7 @@ impl Books {
             }
         });
         for gone in self.forget_departed(uuid, |_, departed| departed.unseen >= LOOKS_WITHOUT_A_SIGN) {
-            self.report().info(format!(
+            self.report_mut().info(format!(
                 "process {} ({}) lives on and has nothing of {uuid} any more: {} are free",
                 gone.pid,
                 gone.name,

@@ -9,8 +9,8 @@ use crate::Time;
 use crate::policy::patience::{STUBBORN_AFTER, evict_again_after, retry_after};
 use crate::report::warnings::Topic;
 use crate::state::State;
-use crate::state::account::{Account, Order, Rates, Stays};
-use crate::state::client::{Client, ClientId, HandOver, MAX_GPUS_PER_CLIENT, Phase, Why};
+use crate::state::account::{Account, EvictOrder, Rates, Unevictable};
+use crate::state::client::{Client, ClientId, HandOver, MAX_GPUS_PER_CLIENT, NextReason, Phase};
 use crate::steps::books::Books;
 
 impl Books {
@@ -64,7 +64,7 @@ impl Books {
                 self.change_account(id, gpu, |account| {
                     let came = bytes.min(account.room);
                     account.room -= came;
-                    if let Some(order) = &mut account.order {
+                    if let Some(order) = &mut account.evict_order {
                         order.bytes = order.bytes.saturating_sub(came);
                         order.came = order.came.saturating_add(came);
                         order.since = if came > 0 { now } else { order.since };
@@ -85,18 +85,19 @@ impl Books {
         let now = self.state().now();
         let answered = self.change_account(id, uuid, |account| {
             let kept = account.room;
-            let order = account.order.take();
+            let order = account.evict_order.take();
             // A client that answers EVICT and gives nothing back, though it has something, would be asked
             // again without end.
             let empty_handed = order.is_some_and(|order| order.came == 0) && could_give(account, phase);
             let stays = (short > 0 || empty_handed) && account.room > 0;
-            let is_news = order.is_some() && stays && !std::mem::replace(&mut account.reported_stays, true);
+            let is_news =
+                order.is_some() && stays && !std::mem::replace(&mut account.reported_unevictable, true);
             // If not all of the ordered memory could leave, more of the rest cannot leave now. A client
             // without room has nothing that stays.
             account.failed_evictions = if stays { account.failed_evictions.saturating_add(1) } else { 0 };
             let until = now + evict_again_after(account.failed_evictions);
-            account.stays = stays.then_some(Stays { bytes: account.room, until });
-            let evict = order.map(|Order { came, given, .. }| {
+            account.unevictable = stays.then_some(Unevictable { bytes: account.room, until });
+            let evict = order.map(|EvictOrder { came, given, .. }| {
                 let took = now.saturating_sub(given);
                 Rates::blend(&mut account.rates.evict, came, took);
                 account.cost.evict.record(took);
@@ -135,8 +136,8 @@ impl Books {
             let account =
                 client.accounts.entry(usage.gpu).or_insert_with(|| Box::new(Account::new(usage, rates)));
             if account.usage.allocated != usage.allocated {
-                account.stays = None;
-                account.reported_stays = false;
+                account.unevictable = None;
+                account.reported_unevictable = false;
             }
             let before = account.usage.total;
             account.set_usage(usage);
@@ -164,7 +165,7 @@ impl Books {
             Phase::Idle { .. } => {
                 self.change_client(id, |client| {
                     client.request_lock(now);
-                    client.make_next(Why::Resumes);
+                    client.make_next(NextReason::Resumes);
                 });
             }
             // The client is next already, maybe without a request (see `on_deferred`), and may still have to
@@ -184,7 +185,7 @@ impl Books {
         let now = self.state().now();
         let hand_over = self.change_client(id, |client| {
             client.run(epoch);
-            client.stuck = false;
+            client.is_unresponsive = false;
             client.hand_over.take()
         });
         let hand_over = hand_over.flatten();
@@ -225,7 +226,7 @@ impl Books {
         let retry_at = now + retry_after(deferrals.unwrap_or(0), now);
         self.change_client(id, |client| {
             client.run(epoch);
-            client.stuck = false;
+            client.is_unresponsive = false;
         });
         let in_a_row = self.state().clients_of(&unit).map(|client| client.deferrals).max().unwrap_or(0) + 1;
         for &member in unit.iter() {
@@ -255,7 +256,7 @@ impl Books {
         for other in others {
             match self.state().phase(other) {
                 Some(Phase::Parked) => {
-                    self.change_client(other, |client| client.make_next(Why::Resumes));
+                    self.change_client(other, |client| client.make_next(NextReason::Resumes));
                 }
                 Some(Phase::Dropping { .. } | Phase::Drained) => {
                     self.send_grant(other, now + self.state().config().grace, Vec::new(), false);
@@ -263,7 +264,8 @@ impl Books {
                 _ => {}
             }
         }
-        self.report().info(format!("client {id} keeps the GPU: its kernels are not done; it is asked again"));
+        self.report_mut()
+            .info(format!("client {id} keeps the GPU: its kernels are not done; it is asked again"));
     }
 }
 
@@ -272,9 +274,9 @@ impl Books {
 fn asked_along_with(state: &State, id: ClientId) -> (BTreeSet<GpuUuid>, BTreeSet<ClientId>) {
     let mut gpus = BTreeSet::new();
     let mut others = BTreeSet::new();
-    let mut look_at = vec![id];
+    let mut queue = vec![id];
     let leaves = |client: &&Client| client.phase().is_dropping() || client.phase() == Phase::Drained;
-    while let Some(id) = look_at.pop() {
+    while let Some(id) = queue.pop() {
         for &member in state.unit(id).iter() {
             if !others.insert(member) {
                 continue;
@@ -283,8 +285,8 @@ fn asked_along_with(state: &State, id: ClientId) -> (BTreeSet<GpuUuid>, BTreeSet
                 state.gpus_used_by(member).into_iter().filter(|uuid| gpus.insert(*uuid)).collect();
             for gpu in state.gpus_among(&used) {
                 let holders = gpu.ledger.holders().iter().filter_map(|id| state.client(*id));
-                look_at.extend(holders.filter(leaves).map(|client| client.id));
-                look_at.extend(gpu.released.iter().copied());
+                queue.extend(holders.filter(leaves).map(|client| client.id));
+                queue.extend(gpu.released.iter().copied());
             }
         }
     }

@@ -21,14 +21,14 @@ impl Books {
                 client.expect_no_answer(now);
             } else {
                 // It can be asked again.
-                client.accounts.values_mut().for_each(|account| account.stays = None);
+                client.accounts.values_mut().for_each(|account| account.unevictable = None);
             }
         });
         for &member in self.state().unit(id).iter() {
-            self.enter(member);
+            self.rewrite_entries(member);
         }
         // Its gang waits with it.
-        self.look_at(self.state().gpus_of(&self.state().unit(id)));
+        self.queue(self.state().gpus_of(&self.state().unit(id)));
         if let Some(client @ Client { name, pid, .. }) = self.state().client(id).filter(|_| stopped) {
             let keeps = Bytes(client.room());
             let text = format!(

@@ -8,17 +8,17 @@ use crate::policy::together;
 use crate::state::State;
 use crate::state::client::{Client, ClientId, Phase};
 use crate::state::gangs::Unit;
-use crate::state::gpu::{Gpu, Size, Source};
+use crate::state::gpu::{CapacityFigures, CapacitySource, Gpu};
 use crate::state::ledger::{Entry, Group, Standing};
 
 impl State {
     /// Returns the bytes that a client may fill.
     pub(crate) fn capacity(&self, gpu: &Gpu, id: ClientId) -> u64 {
-        if gpu.source != Source::Disputed {
+        if gpu.source != CapacitySource::Disputed {
             return gpu.capacity;
         }
         let said = self.account(id, gpu.uuid).map_or(0, |account| account.usage.total);
-        self.config().usable(gpu.uuid, Size { available: said, ..Size::default() })
+        self.config().usable(gpu.uuid, CapacityFigures { available: said, ..CapacityFigures::default() })
     }
 
     /// Returns the free bytes of the part of a GPU that a client may fill.
@@ -51,7 +51,7 @@ impl State {
         if group.mixed && gpu.takes_slices() {
             return false;
         }
-        let alone = self.config().exclusive || gpu.source == Source::Disputed;
+        let alone = self.config().exclusive || gpu.source == CapacitySource::Disputed;
         together::fits(capacity, gpu.ledger.pinned_beside(group), group.demand, group.count, alone)
     }
 

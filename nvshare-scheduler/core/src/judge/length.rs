@@ -11,7 +11,7 @@ use crate::policy::turn::{self, Turn};
 use crate::policy::{quantum, slices};
 use crate::state::State;
 use crate::state::account::Account;
-use crate::state::client::{ClientId, Job, Phase, Why};
+use crate::state::client::{ClientId, Job, NextReason, Phase};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::ledger::Group;
@@ -96,7 +96,7 @@ impl State {
         for leaver in leavers {
             let client = self.client(*leaver)?;
             match client.phase() {
-                Phase::Next(Why::Claims) | Phase::Granted { begins: true, .. } => return None,
+                Phase::Next(NextReason::Claims) | Phase::Granted { begins: true, .. } => return None,
                 Phase::Idle { since, .. } => {
                     held.idle_since = held.idle_since.map(|idle| idle.max(since));
                     let usual = move_cost.saturating_mul(turn::IDLE_FACTOR);

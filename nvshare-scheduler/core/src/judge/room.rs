@@ -65,7 +65,7 @@ impl State {
             .ledger
             .entries()
             .filter(|(id, _)| beneficiaries.is_none_or(|ids| !ids.contains(id)))
-            .filter(|(_, entry)| entry.room > 0 && entry.ordered.is_none() && !entry.stuck)
+            .filter(|(_, entry)| entry.room > 0 && entry.bytes_ordered_out.is_none() && !entry.is_silent)
             .filter_map(|(id, entry)| self.candidate(gpu, self.client(id)?, entry))
             .collect();
         let orders = victims::choose(missing, &candidates);
@@ -82,7 +82,7 @@ impl State {
         // A client that holds the lock needs the room for all that it has allocated.
         let parked = matches!(entry.standing, Standing::Parked | Standing::Waits);
         let kept = if parked { account.resident() } else { account.wanted() };
-        let unused = account.room.saturating_sub(kept).min(account.room - account.staying());
+        let unused = account.room.saturating_sub(kept).min(account.room - account.unevictable_bytes());
         let resident = account.room - unused;
         let movable = if parked { resident.saturating_sub(entry.pinned) } else { 0 };
         Some(Candidate { id: client.id, unused, movable, next_turn: self.next_turn(gpu, client) })

@@ -14,7 +14,7 @@ use crate::policy::next;
 use crate::state::State;
 use crate::state::client::Client;
 use crate::state::gangs::Unit;
-use crate::state::gpu::{Gpu, Source};
+use crate::state::gpu::{CapacitySource, Gpu};
 use crate::state::ledger::Group;
 
 /// How a waiter stands. Parts that not every look needs are judged when one does.
@@ -22,7 +22,7 @@ use crate::state::ledger::Group;
 pub(crate) struct Case {
     pub(crate) unit: Unit,
     /// It must wait as things are: no room can be made for it, or its gang lacks members.
-    pub(crate) is_hopeless: bool,
+    pub(crate) is_must_wait: bool,
     /// Some of its gang give the lock back.
     is_leaving: bool,
     /// How many changes there had been when it was judged.
@@ -84,7 +84,7 @@ impl Head {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Verdict {
     /// It must wait as things are.
-    Hopeless,
+    MustWait,
     /// Members of its gang give the lock back.
     GangIsLeaving,
     /// It would delay the head of the queue.
@@ -100,8 +100,8 @@ pub(crate) enum Verdict {
 }
 
 impl Case {
-    pub(crate) fn new(unit: Unit, is_hopeless: bool, is_leaving: bool, changes: u64) -> Self {
-        Self { unit, is_hopeless, is_leaving, changes, outlook: OnceLock::new(), plan: OnceLock::new() }
+    pub(crate) fn new(unit: Unit, is_must_wait: bool, is_leaving: bool, changes: u64) -> Self {
+        Self { unit, is_must_wait, is_leaving, changes, outlook: OnceLock::new(), plan: OnceLock::new() }
     }
 }
 
@@ -133,8 +133,8 @@ impl State {
 
     /// Judges a waiter, as the look at one GPU sees it.
     pub(crate) fn judge(&self, gpu: &Gpu, client: &Client, case: &Case, head: Option<&Head>) -> Verdict {
-        if case.is_hopeless {
-            return Verdict::Hopeless;
+        if case.is_must_wait {
+            return Verdict::MustWait;
         }
         if case.is_leaving {
             return Verdict::GangIsLeaving;
@@ -167,7 +167,7 @@ impl State {
     pub(crate) fn would_everybody_delay(&self, gpu: &Gpu, head: &Head) -> bool {
         let would_delay = |least| self.demand_would_delay(gpu, u128::from(least), head, gpu.capacity);
         gpu.ledger.least_waiting_demand().is_none_or(|least| {
-            gpu.source != Source::Disputed
+            gpu.source != CapacitySource::Disputed
                 && (gpu.ledger.sums().leaving > 0 || !gpu.ledger.has_waiter_in_turn())
                 && would_delay(least)
         })

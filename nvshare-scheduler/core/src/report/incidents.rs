@@ -36,7 +36,7 @@ pub(crate) struct Glance {
 
 impl Glance {
     pub(crate) fn of(client: &Client) -> Self {
-        Self { phase: client.phase(), wants: client.wants, stuck: client.stuck }
+        Self { phase: client.phase(), wants: client.wants, stuck: client.is_unresponsive }
     }
 
     fn waits(self) -> bool {
@@ -75,13 +75,13 @@ fn account_changed(
     after: &Account,
     now: Time,
 ) -> impl Iterator<Item = (EventKind, u64, Option<Duration>)> {
-    let ordered = match (before.order, after.order) {
+    let ordered = match (before.evict_order, after.evict_order) {
         (None, Some(order)) => Some((EventKind::Evict, order.bytes, None)),
         (Some(order), None) => Some((EventKind::Evicted, order.came, Some(now.saturating_sub(order.given)))),
         _ => None,
     };
-    let has_failed = after.reported_stays && !before.reported_stays;
-    let stays = has_failed.then(|| (EventKind::Stays, after.staying(), None));
+    let has_failed = after.reported_unevictable && !before.reported_unevictable;
+    let stays = has_failed.then(|| (EventKind::Stays, after.unevictable_bytes(), None));
     let needed = match (before.needs, after.needs) {
         (0, 1..) => Some((EventKind::NeedRoom, after.needs, None)),
         (1.., 0) if after.room > before.room => Some((EventKind::Room, after.room - before.room, None)),

@@ -87,7 +87,7 @@ impl State {
                 client.phase().shown(client.wants)
             },
             blocked_on,
-            stuck: client.stuck || client.stopped,
+            stuck: client.is_unresponsive || client.stopped,
             gone: false,
             usage: client.accounts.values().map(|a| a.usage).collect(),
             resident: client.room(),

@@ -11,7 +11,7 @@ use crate::state::cost::{HandOverCosts, MoveCost};
 /// An EVICT on its way or being followed, until EVICTED answers it. Room that the client returns voluntarily
 /// meanwhile does not complete it: the ordered memory may still leave after that.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Order {
+pub(crate) struct EvictOrder {
     /// Bytes that are still to come back.
     pub(crate) bytes: u64,
     /// Bytes that came back since the order was given.
@@ -45,7 +45,7 @@ pub(crate) struct EarlyRestore {
 /// Memory that was asked for and stayed: the host has no memory to take it, it cannot be moved, or the client
 /// does not answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Stays {
+pub(crate) struct Unevictable {
     /// All bytes that the client had left then. Memory that it restores later can leave again.
     pub(crate) bytes: u64,
     /// The memory is not asked for before this time.
@@ -69,7 +69,7 @@ pub(crate) struct Account {
     /// Bytes that the client may have resident: room given minus room given back.
     pub(crate) room: u64,
     /// The client was told to give room back and has not answered yet.
-    pub(crate) order: Option<Order>,
+    pub(crate) evict_order: Option<EvictOrder>,
     /// Bytes that a waiting allocation needs beyond the room.
     pub(crate) needs: u64,
     /// Room that was given for a waiting allocation, which may not have used it yet.
@@ -79,11 +79,11 @@ pub(crate) struct Account {
     /// The restore began before the grant.
     pub(crate) early: Option<EarlyRestore>,
     /// Memory that was asked for and did not come back.
-    pub(crate) stays: Option<Stays>,
+    pub(crate) unevictable: Option<Unevictable>,
     /// Evictions in a row that left memory where it was.
     pub(crate) failed_evictions: u32,
     /// The log says that the client's memory stays where it is.
-    pub(crate) reported_stays: bool,
+    pub(crate) reported_unevictable: bool,
     /// How fast the client's memory moves, as the scheduler timed it; in bytes per second.
     pub(crate) rates: Rates,
     /// The cost of the client's hand-overs on this GPU.
@@ -139,14 +139,14 @@ impl Account {
         let mut account = Self {
             usage,
             room: 0,
-            order: None,
+            evict_order: None,
             needs: 0,
             promised: None,
             restores: 0,
             early: None,
-            stays: None,
+            unevictable: None,
             failed_evictions: 0,
-            reported_stays: false,
+            reported_unevictable: false,
             rates,
             cost: HandOverCosts::default(),
             move_cost: MoveCost::default(),
@@ -170,12 +170,12 @@ impl Account {
 
     /// Returns the bytes that cannot be moved while the client does not run.
     pub(crate) fn pinned(&self, memory: MemoryMode) -> u64 {
-        if memory == MemoryMode::Off { self.room } else { self.staying() }
+        if memory == MemoryMode::Off { self.room } else { self.unevictable_bytes() }
     }
 
     /// Returns the bytes of the room that it is useless to ask for at present.
-    pub(crate) fn staying(&self) -> u64 {
-        self.stays.map_or(0, |stays| stays.bytes.min(self.room))
+    pub(crate) fn unevictable_bytes(&self) -> u64 {
+        self.unevictable.map_or(0, |stays| stays.bytes.min(self.room))
     }
 
     /// Sets the usage that the client reports. The numbers of a client need not add up, so they are cut to
@@ -251,7 +251,7 @@ impl Account {
     /// one client may have.
     pub(crate) fn demand(&self, capacity: u64) -> u64 {
         // Room that does not come back is as good as used.
-        self.wanted().max(self.staying()).min(capacity)
+        self.wanted().max(self.unevictable_bytes()).min(capacity)
     }
 
     /// Returns the bytes on the GPU, as the client last reported.

@@ -44,13 +44,13 @@ impl Agenda {
     }
 
     /// Queues a GPU of which something has changed, and the waiters that watch it.
-    pub(crate) fn look_again(&mut self, gpu: &mut Gpu) {
+    pub(crate) fn queue_with_watchers(&mut self, gpu: &mut Gpu) {
         self.gpus.insert(gpu.uuid);
         self.woken.append(&mut gpu.watched_by);
     }
 
     /// Queues these GPUs, without the waiters that watch them.
-    pub(crate) fn look_at(&mut self, gpus: impl IntoIterator<Item = GpuUuid>) {
+    pub(crate) fn queue(&mut self, gpus: impl IntoIterator<Item = GpuUuid>) {
         self.gpus.extend(gpus);
     }
 

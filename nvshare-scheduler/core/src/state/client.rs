@@ -18,7 +18,7 @@ pub type ClientId = u64;
 
 /// Why a client is next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Why {
+pub(crate) enum NextReason {
     /// The client fits beside the others: nobody leaves for it.
     Joins,
     /// The turn passes to the client: those that do not fit beside it leave.
@@ -45,7 +45,7 @@ pub(crate) enum Phase {
     /// The client's gate is closed.
     Parked,
     /// The client gets the lock as soon as there is room.
-    Next(Why),
+    Next(NextReason),
     /// LOCK_OK is sent; the client restores, which should be over by `until`. If `begins`, a turn begins when
     /// the client runs.
     Granted { epoch: Epoch, since: Time, until: Time, begins: bool },
@@ -225,7 +225,7 @@ pub(crate) struct Client {
     counted_to: Time,
     pub(crate) told_waiting: bool,
     /// At the last check, no room could be made for the client, or its gang waited for members.
-    pub(crate) hopeless: bool,
+    pub(crate) must_wait: bool,
     /// The hand-over that the client's grant completes, until it runs.
     pub(crate) hand_over: Option<HandOver>,
     /// The client's drains that were given up in a row.
@@ -233,7 +233,7 @@ pub(crate) struct Client {
     /// Until this time, the client counts as one that does not leave: it gave up too many drains in a row.
     pub(crate) stubborn_until: Option<Time>,
     /// The client did not answer in time.
-    pub(crate) stuck: bool,
+    pub(crate) is_unresponsive: bool,
     /// The client's process is stopped, as by Ctrl-Z.
     pub(crate) stopped: bool,
     /// Until this time, allocations of others wait for the stopped process to go on.
@@ -245,7 +245,7 @@ pub(crate) struct Client {
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     /// The log says that no room can be made for the client.
-    pub(crate) reported_hopeless: bool,
+    pub(crate) reported_no_room: bool,
     /// The client was asked for its counters and has not answered.
     pub(crate) asked_counters: bool,
     pub(crate) counters: Counters,
@@ -287,11 +287,11 @@ impl Client {
             rhythm: Rhythm::default(),
             counted_to: now,
             told_waiting: false,
-            hopeless: false,
+            must_wait: false,
             hand_over: None,
             deferrals: 0,
             stubborn_until: None,
-            stuck: false,
+            is_unresponsive: false,
             stopped: false,
             may_go_on_until: None,
             notes: Notes::default(),
@@ -330,7 +330,7 @@ impl Client {
     }
 
     /// Makes the client next: it gets the lock as soon as there is room.
-    pub(crate) fn make_next(&mut self, why: Why) {
+    pub(crate) fn make_next(&mut self, why: NextReason) {
         self.phase = Phase::Next(why);
     }
 
@@ -422,7 +422,7 @@ impl Client {
 
     /// Whether the client was asked to leave, and may be expected to.
     pub(crate) fn is_draining(&self) -> bool {
-        self.phase.is_dropping() && !self.stuck
+        self.phase.is_dropping() && !self.is_unresponsive
     }
 
     /// Whether the client waits for the lock and is not next yet.
@@ -433,7 +433,7 @@ impl Client {
     /// Whether nothing that the client is asked for is to be expected. A stopped process that runs counts as
     /// usual until it is asked to leave.
     pub(crate) fn is_silent(&self) -> bool {
-        self.stuck || self.stopped && !self.phase.is_running_or_draining()
+        self.is_unresponsive || self.stopped && !self.phase.is_running_or_draining()
     }
 
     /// Returns how long an answer of the client is waited for: not at all, if its process is stopped.
@@ -464,7 +464,7 @@ impl Client {
 
     /// Forgets earlier drains that failed, when the client's gate is closed and its work is complete.
     pub(crate) fn note_drained(&mut self) {
-        self.stuck = false;
+        self.is_unresponsive = false;
         self.deferrals = 0;
         self.stubborn_until = None;
     }
@@ -485,7 +485,8 @@ impl Client {
 
     /// Returns the bytes of an account that the client cannot give back when asked.
     pub(crate) fn pinned(&self, account: &Account) -> u64 {
-        if self.stopped && !self.phase.is_running_or_draining() || self.phase.holds() && self.stuck {
+        if self.stopped && !self.phase.is_running_or_draining() || self.phase.holds() && self.is_unresponsive
+        {
             account.room
         } else if self.phase.holds() && !self.phase.is_idle() && self.stubborn_until.is_some() {
             // The client answers, and gives back the room that it does not use.

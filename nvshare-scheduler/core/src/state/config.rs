@@ -9,7 +9,7 @@ use nvshare_proto::units::MIB;
 use crate::policy::capacity;
 use crate::policy::exchange::Exchange;
 use crate::policy::quantum::AutoTarget;
-use crate::state::gpu::Size;
+use crate::state::gpu::CapacityFigures;
 use crate::state::rule::Rule;
 
 /// Whether jobs that fit a GPU together run side by side.
@@ -130,8 +130,8 @@ impl Config {
     }
 
     /// Returns the bytes of a GPU that clients may fill together: see [`capacity::usable`].
-    pub(crate) fn usable(&self, gpu: GpuUuid, size: Size) -> u64 {
-        let Size { available, overhead, largest } = size;
+    pub(crate) fn usable(&self, gpu: GpuUuid, size: CapacityFigures) -> u64 {
+        let CapacityFigures { available, overhead, largest } = size;
         if let Some(fixed) = self.fixed_memory(gpu) {
             return fixed.min(available);
         }
@@ -149,8 +149,8 @@ mod tests {
 
     const ONE: GpuUuid = GpuUuid([1; 16]);
 
-    fn measured(available: u64) -> Size {
-        Size { available, ..Size::default() }
+    fn measured(available: u64) -> CapacityFigures {
+        CapacityFigures { available, ..CapacityFigures::default() }
     }
 
     #[test]

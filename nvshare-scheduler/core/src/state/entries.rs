@@ -9,13 +9,13 @@ use crate::policy::next;
 use crate::state::State;
 use crate::state::account::Account;
 use crate::state::agenda::Agenda;
-use crate::state::client::{Client, ClientId, Job, Phase, Why};
+use crate::state::client::{Client, ClientId, Job, NextReason, Phase};
 use crate::state::config::Config;
-use crate::state::gpu::{Gpu, Size, Source};
+use crate::state::gpu::{CapacityFigures, CapacitySource, Gpu};
 use crate::state::ledger::{Entry, Standing};
 use crate::state::place::Place;
 use crate::state::share::Activity;
-use crate::state::virtual_time::Virtual;
+use crate::state::virtual_time::VirtualTime;
 
 /// Places of waiting clients, each on one GPU, that one event brings up to date: few enough to cost some
 /// microseconds.
@@ -62,7 +62,7 @@ impl State {
         let changed = change(account);
         let after = **account;
         // Nothing changes on the client's other GPUs, unless its work counts as another kind from now on.
-        self.enter_on(agenda, id, Some(gpu).filter(|_| is_same));
+        self.rewrite_entry_on(agenda, id, Some(gpu).filter(|_| is_same));
         Some((changed, [before, after]))
     }
 
@@ -81,20 +81,20 @@ impl State {
     }
 
     /// Notes whether a client must wait as things are.
-    pub(crate) fn set_hopeless(&mut self, agenda: &mut Agenda, id: ClientId, hopeless: bool) {
+    pub(crate) fn set_must_wait(&mut self, agenda: &mut Agenda, id: ClientId, must_wait: bool) {
         if let Some(client) = self.clients.get_mut(&id) {
-            client.hopeless = hopeless;
+            client.must_wait = must_wait;
         }
         self.enter(agenda, id);
     }
 
     /// Writes a client into the ledgers of its GPUs. A GPU whose entry changed is looked at again.
     pub(crate) fn enter(&mut self, agenda: &mut Agenda, id: ClientId) {
-        self.enter_on(agenda, id, None);
+        self.rewrite_entry_on(agenda, id, None);
     }
 
     /// Writes a client into the ledger of one GPU, or of all. A client that is gone has no entries.
-    pub(crate) fn enter_on(&mut self, agenda: &mut Agenda, id: ClientId, only: Option<GpuUuid>) {
+    pub(crate) fn rewrite_entry_on(&mut self, agenda: &mut Agenda, id: ClientId, only: Option<GpuUuid>) {
         let Some(client) = self.clients.get(&id) else { return };
         let (from, to) = only
             .map_or((Bound::Unbounded, Bound::Unbounded), |gpu| (Bound::Included(gpu), Bound::Included(gpu)));
@@ -123,7 +123,7 @@ impl State {
                 agenda.tell_later([id]);
             }
             if gpu.ledger.set(id, Some(entry)) {
-                agenda.look_again(gpu);
+                agenda.queue_with_watchers(gpu);
                 agenda.count_change();
                 changed = true;
             }
@@ -168,7 +168,7 @@ impl State {
     }
 
     /// Returns how far a client's job is ahead of the clock on each GPU that the client uses.
-    fn lead_on_each(&self, client: &Client) -> impl Iterator<Item = Virtual> {
+    fn lead_on_each(&self, client: &Client) -> impl Iterator<Item = VirtualTime> {
         client.accounts.keys().filter_map(|uuid| {
             let shares = &self.gpus.get(uuid)?.shares;
             Some(shares.time(client.job) - shares.clock())
@@ -176,7 +176,7 @@ impl State {
     }
 
     /// Returns how far a client is ahead of the clock on the GPU where it, or its gang, is furthest ahead.
-    pub(crate) fn lead_on_all(&self, client: &Client) -> Virtual {
+    pub(crate) fn lead_on_all(&self, client: &Client) -> VirtualTime {
         let of_gang = client.gang.and_then(|gang| self.gangs.get(&gang));
         let known = of_gang.map_or(&client.lead, |members| &members.lead);
         known.get_or_compute(self.events, || match of_gang {
@@ -198,7 +198,7 @@ struct Stands {
     /// Its turn comes on several GPUs at once.
     several: bool,
     /// How far it is ahead of the clocks of its GPUs then.
-    lead: Virtual,
+    lead: VirtualTime,
 }
 
 impl Stands {
@@ -223,18 +223,19 @@ impl Stands {
             room: account.room,
             pinned: client.pinned(account),
             demand: account.demand(match gpu.source {
-                Source::Disputed => {
-                    config.usable(gpu.uuid, Size { available: account.usage.total, ..Size::default() })
-                }
+                CapacitySource::Disputed => config.usable(
+                    gpu.uuid,
+                    CapacityFigures { available: account.usage.total, ..CapacityFigures::default() },
+                ),
                 _ => gpu.capacity,
             }),
             allocated: account.usage.allocated,
             overhead: account.overhead(),
-            ordered: account.order.map(|order| order.bytes),
-            needs: account.needs > 0 && !client.stopped,
-            runs: client.phase().is_running_or_draining(),
-            stuck: client.is_silent(),
-            claims: client.phase() == Phase::Next(Why::Claims),
+            bytes_ordered_out: account.evict_order.map(|order| order.bytes),
+            has_need: account.needs > 0 && !client.stopped,
+            is_running: client.phase().is_running_or_draining(),
+            is_silent: client.is_silent(),
+            is_claiming: client.phase() == Phase::Next(NextReason::Claims),
             activity: self.activity,
             payer: client.job,
             job: self.job,
@@ -243,7 +244,7 @@ impl Stands {
             } else {
                 Place::nowhere(client.id)
             },
-            floats,
+            is_floating: floats,
             total: Some(account.usage.total),
             due: client.first_due(account, config.grace),
         }
@@ -269,11 +270,11 @@ fn standing(client: &Client) -> Standing {
 /// Returns a client's activity, as its job's share counts it. A client that does not answer does nothing:
 /// nobody waits for a turn of a process that is stopped.
 fn activity(client: &Client) -> Activity {
-    if client.stuck {
+    if client.is_unresponsive {
         return Activity::default();
     }
     let (holds, counted) = (client.phase().uses_a_turn(), client.phase().is_charged_to_its_job());
-    let waits = client.waits() && !client.hopeless;
+    let waits = client.waits() && !client.must_wait;
     let active = holds || waits || client.phase().is_next();
     Activity {
         active,

@@ -18,7 +18,7 @@ use crate::state::rule::Rule;
 use crate::state::shares::Shares;
 use crate::state::trial::Trial;
 use crate::state::turn_clock::{DeferredDrains, TurnClock};
-use crate::state::virtual_time::{Virtual, nanos};
+use crate::state::virtual_time::{VirtualTime, nanos};
 
 /// The memory that a disconnected client has left on a GPU, until its process ends too or comes back.
 #[derive(Debug, Clone)]
@@ -36,7 +36,7 @@ pub(crate) struct Departed {
 
 /// The source of a GPU's capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum CapacitySource {
     /// NVML measured it.
     Certain,
     /// The GPU's clients say it, and agree; or an administrator, as far as the GPU has that.
@@ -47,7 +47,7 @@ pub(crate) enum Source {
 
 /// The figures that a GPU's capacity follows from, in bytes: see [`crate::policy::capacity::usable`].
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Size {
+pub(crate) struct CapacityFigures {
     pub(crate) available: u64,
     pub(crate) overhead: u64,
     pub(crate) largest: u64,
@@ -58,10 +58,10 @@ pub(crate) struct Size {
 pub(crate) struct Gpu {
     pub(crate) uuid: GpuUuid,
     /// The size as last measured, or as clients say.
-    pub(crate) size: Size,
+    pub(crate) size: CapacityFigures,
     /// Bytes that clients may fill together.
     pub(crate) capacity: u64,
-    pub(crate) source: Source,
+    pub(crate) source: CapacitySource,
     /// How the quantum is chosen.
     pub(crate) rule: Rule,
     /// The quantum; with a rule that chooses it, the last one.
@@ -107,7 +107,7 @@ pub(crate) struct Gpu {
 const LINGERS: Duration = Duration::from_millis(500);
 
 /// More than any two jobs are apart.
-const HEAD_START: Virtual = 1 << 60;
+const HEAD_START: VirtualTime = 1 << 60;
 
 /// Hand-overs whose duration is kept.
 const SWITCHES_KEPT: usize = 4096;
@@ -118,10 +118,10 @@ impl Gpu {
         self.last_waited_at.filter(|_| !self.has_waiter).map(|at| at + LINGERS)
     }
 
-    pub(crate) fn new(uuid: GpuUuid, capacity: u64, source: Source, rule: Rule) -> Self {
+    pub(crate) fn new(uuid: GpuUuid, capacity: u64, source: CapacitySource, rule: Rule) -> Self {
         Self {
             uuid,
-            size: Size::default(),
+            size: CapacityFigures::default(),
             capacity,
             source,
             quantum: rule.initial_quantum(),
@@ -186,7 +186,7 @@ impl Gpu {
 
     /// Returns how far the place of a client in the order is before that of others whose job has had as much;
     /// in virtual time.
-    pub(crate) fn head_start_of(&self, client: &Client) -> Virtual {
+    pub(crate) fn head_start_of(&self, client: &Client) -> VirtualTime {
         let lead = self.shares.time(client.job).saturating_sub(self.shares.clock());
         let Rule::Auto(target) = self.rule else { return 0 };
         let most = ahead::most_ahead(self.quantum, target.max_wait, self.shares.active());

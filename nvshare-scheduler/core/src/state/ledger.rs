@@ -12,7 +12,7 @@ use crate::Time;
 use crate::state::client::{ClientId, Job};
 use crate::state::place::Place;
 use crate::state::shares::Activity;
-use crate::state::virtual_time::Virtual;
+use crate::state::virtual_time::VirtualTime;
 
 /// Where an entry's client stands, as far as the ledger needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,15 +56,15 @@ pub(crate) struct Entry {
     pub(crate) allocated: u64,
     pub(crate) overhead: u64,
     /// Bytes that the client was told to give back and has not given back yet.
-    pub(crate) ordered: Option<u64>,
+    pub(crate) bytes_ordered_out: Option<u64>,
     /// An allocation waits for room.
-    pub(crate) needs: bool,
+    pub(crate) has_need: bool,
     /// The client's gate is open, or its work completes.
-    pub(crate) runs: bool,
+    pub(crate) is_running: bool,
     /// The client does not answer. Its memory stays, and nobody waits for it to leave.
-    pub(crate) stuck: bool,
+    pub(crate) is_silent: bool,
     /// The client is next, and others leave for it.
-    pub(crate) claims: bool,
+    pub(crate) is_claiming: bool,
     /// The client's activity, as its job's share counts it.
     pub(crate) activity: Activity,
     /// The job to which the client's time is charged.
@@ -75,7 +75,7 @@ pub(crate) struct Entry {
     pub(crate) place: Place,
     /// The virtual time of the place counts from the GPU's clock (ARCHITECTURE.md, Words): the client uses
     /// several GPUs, or waits with a gang.
-    pub(crate) floats: bool,
+    pub(crate) is_floating: bool,
     /// Bytes that the GPU has, as the client says, or `None` for a process that has left.
     pub(crate) total: Option<u64>,
     /// The first time at which something about the client is overdue.
@@ -85,7 +85,7 @@ pub(crate) struct Entry {
 impl Entry {
     /// Whether the client was asked to leave, and may be expected to.
     fn is_leaving(&self) -> bool {
-        self.standing == Standing::Leaves && !self.stuck
+        self.standing == Standing::Leaves && !self.is_silent
     }
 
     /// Returns the bytes that the client lacks to have its whole demand resident.
@@ -120,7 +120,7 @@ impl Group {
         self.count += 1;
         self.demand += u128::from(entry.demand);
         self.pinned += u128::from(entry.pinned);
-        if entry.stuck {
+        if entry.is_silent {
             return;
         }
         self.mixed |= self.job.is_some_and(|job| job != entry.job);
@@ -245,14 +245,14 @@ impl Ledger {
         sums.pinned += u128::from(entry.pinned);
         sums.allocated += u128::from(entry.allocated);
         sums.overhead += u128::from(entry.overhead);
-        sums.ordered += u128::from(entry.ordered.unwrap_or(0));
-        sums.orders += usize::from(entry.ordered.is_some());
+        sums.ordered += u128::from(entry.bytes_ordered_out.unwrap_or(0));
+        sums.orders += usize::from(entry.bytes_ordered_out.is_some());
         sums.leaving += usize::from(entry.is_leaving());
-        sums.running += usize::from(entry.runs);
-        sums.claiming += usize::from(entry.claims);
+        sums.running += usize::from(entry.is_running);
+        sums.claiming += usize::from(entry.is_claiming);
         if entry.standing.is_staying() {
             sums.staying.count_in(entry);
-            if !entry.stuck {
+            if !entry.is_silent {
                 *self.staying_jobs.entry(entry.job).or_default() += 1;
             }
             sums.staying.set_jobs(&self.staying_jobs);
@@ -260,7 +260,7 @@ impl Ledger {
         }
         if entry.standing.holds() {
             sums.holders.count_in(entry);
-            if !entry.stuck {
+            if !entry.is_silent {
                 *self.holder_jobs.entry(entry.job).or_default() += 1;
             }
             sums.holders.set_jobs(&self.holder_jobs);
@@ -281,7 +281,7 @@ impl Ledger {
             }
             _ => {}
         }
-        if entry.needs {
+        if entry.has_need {
             self.needy.insert(id);
         }
         if let Some(total) = entry.total {
@@ -299,14 +299,14 @@ impl Ledger {
         sums.pinned -= u128::from(entry.pinned);
         sums.allocated -= u128::from(entry.allocated);
         sums.overhead -= u128::from(entry.overhead);
-        sums.ordered -= u128::from(entry.ordered.unwrap_or(0));
-        sums.orders -= usize::from(entry.ordered.is_some());
+        sums.ordered -= u128::from(entry.bytes_ordered_out.unwrap_or(0));
+        sums.orders -= usize::from(entry.bytes_ordered_out.is_some());
         sums.leaving -= usize::from(entry.is_leaving());
-        sums.running -= usize::from(entry.runs);
-        sums.claiming -= usize::from(entry.claims);
+        sums.running -= usize::from(entry.is_running);
+        sums.claiming -= usize::from(entry.is_claiming);
         if entry.standing.is_staying() {
             sums.staying.count_out(entry);
-            if !entry.stuck {
+            if !entry.is_silent {
                 one_less(&mut self.staying_jobs, entry.job);
             }
             sums.staying.set_jobs(&self.staying_jobs);
@@ -314,7 +314,7 @@ impl Ledger {
         }
         if entry.standing.holds() {
             sums.holders.count_out(entry);
-            if !entry.stuck {
+            if !entry.is_silent {
                 one_less(&mut self.holder_jobs, entry.job);
             }
             sums.holders.set_jobs(&self.holder_jobs);
@@ -335,7 +335,7 @@ impl Ledger {
             }
             _ => {}
         }
-        if entry.needs {
+        if entry.has_need {
             self.needy.remove(&id);
         }
         if let Some(total) = entry.total {
@@ -348,7 +348,7 @@ impl Ledger {
     }
 
     fn queue(&mut self, entry: &Entry) -> &mut BTreeSet<Place> {
-        if entry.floats { &mut self.floating } else { &mut self.waiting }
+        if entry.is_floating { &mut self.floating } else { &mut self.waiting }
     }
 
     /// Changes the count of those of an entry's job that hold the GPU, or wait, as the entry does.
@@ -392,7 +392,7 @@ impl Ledger {
     }
 
     /// Returns the clients that wait, in the order of turns. `clock`: that of the GPU.
-    pub(crate) fn waiting(&self, clock: Virtual) -> impl Iterator<Item = Place> + '_ {
+    pub(crate) fn waiting(&self, clock: VirtualTime) -> impl Iterator<Item = Place> + '_ {
         let mut at = None;
         std::iter::from_fn(move || {
             at = self.waiting_behind(clock, at);
@@ -401,7 +401,7 @@ impl Ledger {
     }
 
     /// Returns the first client that waits behind a place.
-    pub(crate) fn waiting_behind(&self, clock: Virtual, at: Option<Place>) -> Option<Place> {
+    pub(crate) fn waiting_behind(&self, clock: VirtualTime, at: Option<Place>) -> Option<Place> {
         let first = |queue: &BTreeSet<Place>, at: Option<Place>| match at {
             Some(at) => queue.range((Bound::Excluded(at), Bound::Unbounded)).next().copied(),
             None => queue.first().copied(),
@@ -417,10 +417,10 @@ impl Ledger {
     }
 
     /// Returns the place of a client that waits or is next.
-    pub(crate) fn place_of(&self, clock: Virtual, id: ClientId) -> Option<Place> {
+    pub(crate) fn place_of(&self, clock: VirtualTime, id: ClientId) -> Option<Place> {
         let entry = self.entries.get(&id)?;
         match entry.standing {
-            Standing::Waits if entry.floats => Some(entry.place.to_absolute(clock)),
+            Standing::Waits if entry.is_floating => Some(entry.place.to_absolute(clock)),
             Standing::Waits | Standing::Next => Some(entry.place),
             _ => None,
         }
@@ -522,16 +522,16 @@ mod tests {
                     demand,
                     allocated,
                     overhead,
-                    ordered,
-                    needs,
-                    runs,
-                    stuck,
-                    claims,
+                    bytes_ordered_out: ordered,
+                    has_need: needs,
+                    is_running: runs,
+                    is_silent: stuck,
+                    is_claiming: claims,
                     activity,
                     payer: job,
                     job,
                     place,
-                    floats,
+                    is_floating: floats,
                     total,
                     due,
                 }
@@ -546,8 +546,8 @@ mod tests {
             count: chosen.len(),
             demand: chosen.iter().map(|e| u128::from(e.demand)).sum(),
             pinned: chosen.iter().map(|e| u128::from(e.pinned)).sum(),
-            job: chosen.iter().filter(|e| !e.stuck).map(|e| e.job).min(),
-            mixed: chosen.iter().filter(|e| !e.stuck).map(|e| e.job).collect::<BTreeSet<_>>().len() > 1,
+            job: chosen.iter().filter(|e| !e.is_silent).map(|e| e.job).min(),
+            mixed: chosen.iter().filter(|e| !e.is_silent).map(|e| e.job).collect::<BTreeSet<_>>().len() > 1,
         }
     }
 
@@ -572,12 +572,12 @@ mod tests {
                 prop_assert_eq!(ledger.sums().room, all(|e| e.room));
                 prop_assert_eq!(ledger.sums().pinned, all(|e| e.pinned));
                 prop_assert_eq!(ledger.sums().allocated, all(|e| e.allocated));
-                prop_assert_eq!(ledger.sums().ordered, all(|e| e.ordered.unwrap_or(0)));
+                prop_assert_eq!(ledger.sums().ordered, all(|e| e.bytes_ordered_out.unwrap_or(0)));
                 prop_assert_eq!(ledger.sums().staying, group(&model, Standing::is_staying));
                 prop_assert_eq!(ledger.sums().holders, group(&model, Standing::holds));
-                const CLOCK: Virtual = 3;
+                const CLOCK: VirtualTime = 3;
                 let waits = || model.values().filter(|e| e.standing == Standing::Waits);
-                let place_now = |e: &Entry| if e.floats { e.place.to_absolute(CLOCK) } else { e.place };
+                let place_now = |e: &Entry| if e.is_floating { e.place.to_absolute(CLOCK) } else { e.place };
                 let mut waiting: Vec<Place> = waits().map(place_now).collect();
                 waiting.sort_unstable();
                 prop_assert!(ledger.waiting(CLOCK).eq(waiting));

@@ -6,7 +6,7 @@ use nvshare_proto::GpuUuid;
 
 use crate::Time;
 use crate::policy::patience::EVICT_RETRY;
-use crate::state::account::{Account, Order, Stays};
+use crate::state::account::{Account, EvictOrder, Unevictable};
 use crate::state::client::{Client, Phase};
 
 /// The answers that a client should have given by now.
@@ -21,9 +21,9 @@ pub(crate) struct Unanswered {
 impl Client {
     /// Returns the first time at which [`Self::expire`] has something to do.
     pub(crate) fn first_due(&self, account: &Account, grace: Duration) -> Option<Time> {
-        let eviction = account.order.map(|order| order.since + grace);
+        let eviction = account.evict_order.map(|order| order.since + grace);
         let promise = account.promised.map(|promise| promise.until);
-        let stays = account.stays.map(|stays| stays.until);
+        let stays = account.unevictable.map(|stays| stays.until);
         [self.lock_due(), eviction, promise, stays, self.stubborn_until, self.may_go_on_until]
             .into_iter()
             .flatten()
@@ -43,11 +43,11 @@ impl Client {
         };
         account.promised = account.promised.filter(|promise| has_not_passed(&promise.until));
         // A host that had no memory may have some by now.
-        account.stays = account.stays.filter(|stays| has_not_passed(&stays.until));
-        let eviction = account.order.is_some_and(|Order { since, .. }| since + grace <= now);
+        account.unevictable = account.unevictable.filter(|stays| has_not_passed(&stays.until));
+        let eviction = account.evict_order.is_some_and(|EvictOrder { since, .. }| since + grace <= now);
         if eviction {
-            account.order = None;
-            account.stays = Some(Stays { bytes: account.room, until: now + EVICT_RETRY });
+            account.evict_order = None;
+            account.unevictable = Some(Unevictable { bytes: account.room, until: now + EVICT_RETRY });
         }
         Unanswered { eviction, lock }
     }
@@ -55,7 +55,9 @@ impl Client {
     /// Returns when the client should have run under its grant, or have given the lock back.
     fn lock_due(&self) -> Option<Time> {
         match self.phase() {
-            Phase::Dropping { due, .. } | Phase::Granted { until: due, .. } if !self.stuck => Some(due),
+            Phase::Dropping { due, .. } | Phase::Granted { until: due, .. } if !self.is_unresponsive => {
+                Some(due)
+            }
             _ => None,
         }
     }

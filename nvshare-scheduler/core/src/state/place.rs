@@ -2,12 +2,12 @@
 
 use crate::Time;
 use crate::state::client::ClientId;
-use crate::state::virtual_time::Virtual;
+use crate::state::virtual_time::VirtualTime;
 
 /// See the module's documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
-    pub(crate) time: Virtual,
+    pub(crate) time: VirtualTime,
     /// Since when the client has waited.
     pub(crate) since: Time,
     pub(crate) client: ClientId,
@@ -20,12 +20,12 @@ impl Place {
     }
 
     /// Returns the absolute place of one that counts from the clock.
-    pub(in crate::state) fn to_absolute(self, clock: Virtual) -> Self {
+    pub(in crate::state) fn to_absolute(self, clock: VirtualTime) -> Self {
         Self { time: self.time.saturating_add(clock), ..self }
     }
 
     /// Returns the place with its time counted from the clock: the opposite of [`Self::to_absolute`].
-    pub(in crate::state) fn relative_to(self, clock: Virtual) -> Self {
+    pub(in crate::state) fn relative_to(self, clock: VirtualTime) -> Self {
         Self { time: self.time.saturating_sub(clock), ..self }
     }
 }

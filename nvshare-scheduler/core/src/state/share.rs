@@ -9,7 +9,7 @@
 use crate::Time;
 use crate::policy::entitled::Terms;
 use crate::policy::pace::{Pace, PaceState};
-use crate::state::virtual_time::{DEFAULT_SCALED_WEIGHT, Nanos, Virtual, to_real, to_virtual};
+use crate::state::virtual_time::{DEFAULT_SCALED_WEIGHT, Nanos, VirtualTime, to_real, to_virtual};
 
 /// One job on one GPU.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,14 +20,14 @@ pub(crate) struct Share {
     /// How the job's limit is enforced, if it is.
     pub(crate) pace: Option<Pace>,
     /// The job's virtual time before its present turn.
-    pub(crate) time_before_turn: Virtual,
+    pub(crate) time_before_turn: VirtualTime,
     /// How long the job has computed in its present turn, up to the service `counted_from`.
     ran: Nanos,
     /// How long the job has restored in this turn.
     restored: Nanos,
     counted_from: Served,
     /// How far the job was behind when it last stopped wanting the GPU.
-    pub(crate) behind: Virtual,
+    pub(crate) behind: VirtualTime,
     /// When that was.
     pub(crate) stopped_at: Time,
     /// The job's processes: how many are there, want the GPU, hold it, have their time counted, and run.
@@ -96,13 +96,13 @@ impl Share {
     }
 
     /// Returns the job's virtual time.
-    pub(crate) fn time(&self, served: Served) -> Virtual {
+    pub(crate) fn time(&self, served: Served) -> VirtualTime {
         let (ran, restored) = self.turn(served);
         self.time_before_turn.saturating_add(to_virtual(ran.max(restored), self.weight))
     }
 
     /// Returns for how long the job has to go on until its virtual time is `time`, in nanoseconds of its own.
-    pub(crate) fn time_to_reach(&self, time: Virtual, served: Served) -> Nanos {
+    pub(crate) fn time_to_reach(&self, time: VirtualTime, served: Served) -> Nanos {
         let (ran, restored) = self.turn(served);
         let whole = to_real(time.saturating_sub(self.time_before_turn), self.weight);
         if whole > restored.max(ran) { whole - ran } else { 0 }

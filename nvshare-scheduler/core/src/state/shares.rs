@@ -23,7 +23,7 @@ use crate::policy::slices;
 use crate::state::client::Job;
 pub(crate) use crate::state::share::Activity;
 use crate::state::share::{Served, Share};
-use crate::state::virtual_time::{DEFAULT_SCALED_WEIGHT, Nanos, Virtual, nanos, to_virtual};
+use crate::state::virtual_time::{DEFAULT_SCALED_WEIGHT, Nanos, VirtualTime, nanos, to_virtual};
 
 const DEFAULT_TERMS: Terms = Terms { weight: DEFAULT_SCALED_WEIGHT, limit: None, forced: false };
 
@@ -33,7 +33,7 @@ const MAX_REMEMBERED: usize = 1024;
 /// The jobs of a GPU.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
-    clock: Virtual,
+    clock: VirtualTime,
     served: Served,
     advanced_to: Time,
     /// The sum of the weights of the jobs that want the GPU.
@@ -50,7 +50,7 @@ pub(crate) struct Shares {
     long: usize,
     jobs: BTreeMap<Job, Share>,
     /// The jobs without a process, by their virtual time.
-    remembered: BTreeSet<(Virtual, Job)>,
+    remembered: BTreeSet<(VirtualTime, Job)>,
     /// Jobs whose limit is enforced.
     paced: BTreeSet<Job>,
 }
@@ -69,7 +69,7 @@ impl Shares {
         }
     }
 
-    pub(crate) fn clock(&self) -> Virtual {
+    pub(crate) fn clock(&self) -> VirtualTime {
         self.clock
     }
 
@@ -83,12 +83,12 @@ impl Shares {
     }
 
     /// Returns a job's virtual time; a job that is not known would start at the clock.
-    pub(crate) fn time(&self, job: Job) -> Virtual {
+    pub(crate) fn time(&self, job: Job) -> VirtualTime {
         self.jobs.get(&job).map_or(self.clock, |share| share.time(self.served))
     }
 
     /// Returns for how long a job that uses the GPU alone has to go on until its virtual time is this.
-    pub(crate) fn time_to_reach(&self, job: Job, time: Virtual) -> Duration {
+    pub(crate) fn time_to_reach(&self, job: Job, time: VirtualTime) -> Duration {
         let nanos = self.jobs.get(&job).map_or(0, |share| share.time_to_reach(time, self.served));
         Duration::from_nanos(nanos.max(0).unsigned_abs())
     }
@@ -262,7 +262,7 @@ impl Shares {
         // A job that gives the lock back because it was asked to, and asks again at once, has not stopped
         // wanting the GPU.
         let paused = self.advanced_to.saturating_sub(was.stopped_at) >= MIN_SLEEP;
-        let most = if paused { bound } else { Virtual::MAX };
+        let most = if paused { bound } else { VirtualTime::MAX };
         let start = self.clock - was.behind.clamp(0, most);
         share.time_before_turn = if known { was.time_before_turn.max(start) } else { start };
     }
@@ -296,7 +296,7 @@ impl Shares {
             if time <= self.clock {
                 return;
             }
-            least = least.map_or(Some(time), |least: Virtual| Some(least.min(time)));
+            least = least.map_or(Some(time), |least: VirtualTime| Some(least.min(time)));
         }
         self.clock = self.clock.max(least.unwrap_or(self.clock));
     }
@@ -347,7 +347,7 @@ mod tests {
         Job::Process(n)
     }
 
-    fn seconds(time: Virtual) -> i64 {
+    fn seconds(time: VirtualTime) -> i64 {
         (time + 500_000_000) / 1_000_000_000
     }
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 /// Virtual time, in nanoseconds of a job of the usual weight. Differences may be negative.
-pub(crate) type Virtual = i64;
+pub(crate) type VirtualTime = i64;
 
 /// Real time, in nanoseconds. Differences may be negative.
 pub(crate) type Nanos = i64;
@@ -15,12 +15,13 @@ pub(crate) const DEFAULT_SCALED_WEIGHT: u64 = nvshare_proto::DEFAULT_WEIGHT as u
 pub(crate) const WEIGHT_SCALE: u64 = 64;
 
 /// Returns the virtual time that `time` is for jobs of this weight.
-pub(crate) fn to_virtual(time: Nanos, weight: u64) -> Virtual {
+pub(crate) fn to_virtual(time: Nanos, weight: u64) -> VirtualTime {
     if weight == DEFAULT_SCALED_WEIGHT {
         return time;
     }
     let weight = i128::from(weight.max(1));
-    i64::try_from(i128::from(time) * i128::from(DEFAULT_SCALED_WEIGHT) / weight).unwrap_or(Virtual::MAX / 4)
+    i64::try_from(i128::from(time) * i128::from(DEFAULT_SCALED_WEIGHT) / weight)
+        .unwrap_or(VirtualTime::MAX / 4)
 }
 
 pub(crate) fn nanos(time: Duration) -> Nanos {
@@ -28,17 +29,17 @@ pub(crate) fn nanos(time: Duration) -> Nanos {
 }
 
 /// Returns the time that a job of this weight gets in this much virtual time.
-pub(crate) fn to_real(time: Virtual, weight: u64) -> Nanos {
+pub(crate) fn to_real(time: VirtualTime, weight: u64) -> Nanos {
     let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(DEFAULT_SCALED_WEIGHT);
     Nanos::try_from(nanos).unwrap_or(Nanos::MAX / 4)
 }
 
 /// A figure that is computed once in an event, since many ask for it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct OncePerEvent(Cell<Option<(u64, Virtual)>>);
+pub(crate) struct OncePerEvent(Cell<Option<(u64, VirtualTime)>>);
 
 impl OncePerEvent {
-    pub(crate) fn get_or_compute(&self, event: u64, compute: impl FnOnce() -> Virtual) -> Virtual {
+    pub(crate) fn get_or_compute(&self, event: u64, compute: impl FnOnce() -> VirtualTime) -> VirtualTime {
         if let Some((_, figure)) = self.0.get().filter(|&(of, _)| of == event) {
             return figure;
         }

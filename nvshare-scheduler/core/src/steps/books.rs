@@ -54,7 +54,7 @@ impl Books {
         self.agenda.count_work(looks);
     }
 
-    pub(crate) fn report(&mut self) -> &mut Report {
+    pub(crate) fn report_mut(&mut self) -> &mut Report {
         &mut self.report
     }
 
@@ -106,8 +106,8 @@ impl Books {
     }
 
     /// Sets whether a client must wait as things are.
-    pub(crate) fn set_hopeless(&mut self, id: ClientId, hopeless: bool) {
-        self.state.set_hopeless(&mut self.agenda, id, hopeless);
+    pub(crate) fn set_must_wait(&mut self, id: ClientId, must_wait: bool) {
+        self.state.set_must_wait(&mut self.agenda, id, must_wait);
     }
 
     /// Changes the notes of a client: what it says of itself, or what was said of it, and no ledger has.
@@ -140,13 +140,13 @@ impl Books {
     }
 
     /// Rewrites a client's ledger entries because another client changed.
-    pub(crate) fn enter(&mut self, id: ClientId) {
+    pub(crate) fn rewrite_entries(&mut self, id: ClientId) {
         self.state.enter(&mut self.agenda, id);
     }
 
     /// Rewrites a client's entry on one GPU.
-    pub(crate) fn enter_on(&mut self, id: ClientId, gpu: GpuUuid) {
-        self.state.enter_on(&mut self.agenda, id, Some(gpu));
+    pub(crate) fn rewrite_entry_on(&mut self, id: ClientId, gpu: GpuUuid) {
+        self.state.rewrite_entry_on(&mut self.agenda, id, Some(gpu));
     }
 
     /// Brings the places of some clients up to date: see [`State::refresh_places`].
@@ -196,15 +196,15 @@ impl Books {
     }
 
     /// Queues a GPU of which something has changed, and the waiters that watch it.
-    pub(crate) fn look_again(&mut self, uuid: GpuUuid) {
+    pub(crate) fn queue_with_watchers(&mut self, uuid: GpuUuid) {
         if let Some(gpu) = self.state.gpu_mut(uuid) {
-            self.agenda.look_again(gpu);
+            self.agenda.queue_with_watchers(gpu);
         }
     }
 
     /// Queues these GPUs, without the waiters that watch them.
-    pub(crate) fn look_at(&mut self, gpus: impl IntoIterator<Item = GpuUuid>) {
-        self.agenda.look_at(gpus);
+    pub(crate) fn queue(&mut self, gpus: impl IntoIterator<Item = GpuUuid>) {
+        self.agenda.queue(gpus);
     }
 }
 

@@ -18,10 +18,10 @@ impl Books {
         // Nobody has left anything on a GPU that is not known.
         let gone = self.change_gpu(uuid, |gpu| gpu.forget_departed(which)).unwrap_or_default();
         if !gone.is_empty() {
-            self.look_again(uuid);
+            self.queue_with_watchers(uuid);
         }
         for (id, departed) in &gone {
-            self.report().emit_on(EventKind::Ended, *id, uuid, departed.bytes);
+            self.report_mut().emit_on(EventKind::Ended, *id, uuid, departed.bytes);
         }
         gone.into_iter().map(|(_, departed)| departed).collect()
     }
@@ -36,8 +36,8 @@ impl Books {
             ))
         };
         if let Some(text) = self.change_gpu(uuid, report).flatten() {
-            self.look_again(uuid);
-            self.report().warn(text);
+            self.queue_with_watchers(uuid);
+            self.report_mut().warn(text);
         }
     }
 }

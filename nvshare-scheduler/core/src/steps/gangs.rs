@@ -14,7 +14,7 @@ impl Books {
             let id = client.id;
             let text =
                 format!("client {id}: its gang has {MAX_GANG_MEMBERS} members already; it is by itself");
-            self.report().warn(text);
+            self.report_mut().warn(text);
         }
         joins
     }
@@ -27,7 +27,7 @@ impl Books {
             None | Some(Muster::Complete) => false,
             Some(Muster::Waits) => true,
             Some(Muster::GoesOn { there, size }) => {
-                self.report().warn(format!(
+                self.report_mut().warn(format!(
                     "the gang of client {id} goes on with {there} of {size} members: the others have not come, or have gone"
                 ));
                 false

@@ -11,7 +11,7 @@ use crate::Time;
 use crate::judge::room::next_behind;
 use crate::policy::patience::MAX_RESTORE;
 use crate::state::account::EarlyRestore;
-use crate::state::client::{Client, ClientId, GangId, HandOver, Phase, Why};
+use crate::state::client::{Client, ClientId, GangId, HandOver, NextReason, Phase};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::ledger::Standing;
@@ -100,13 +100,14 @@ impl Round<'_> {
         if gpus.len() > 1 {
             self.considered.insert(unit.first());
         }
-        let moves =
-            |uuid, &id: &ClientId| state.account(id, uuid).is_some_and(|account| account.order.is_some());
+        let moves = |uuid, &id: &ClientId| {
+            state.account(id, uuid).is_some_and(|account| account.evict_order.is_some())
+        };
         let own_move = gpus.iter().any(|&uuid| unit.on(uuid).iter().any(|id| moves(uuid, id)));
         if leaving || own_move {
             return;
         }
-        if self.settle_hopeless(id) {
+        if self.settle_must_wait(id) {
             // The client was to be next: another client is now.
             self.books.step_back(&unit);
             return;
@@ -202,10 +203,10 @@ impl Books {
             self.change_account(id, uuid, |account| account.room = account.room.saturating_add(bytes));
             room.push(Amount { gpu: uuid, bytes });
         }
-        let begins = self.state().phase(id) == Some(Phase::Next(Why::Claims));
+        let begins = self.state().phase(id) == Some(Phase::Next(NextReason::Claims));
         self.change_client(id, |client| {
             client.wants = false;
-            client.notes.reported_hopeless = false;
+            client.notes.reported_no_room = false;
             if !begins {
                 client.accounts.values_mut().for_each(|account| account.moved_for_turn = 0);
             }

@@ -56,7 +56,7 @@ impl Books {
     /// Asks a gang to leave if some members hold the lock while others have to wait for it, so that they come
     /// back together. Returns whether it did.
     pub(crate) fn recall_part_of_gang(&mut self, unit: &Unit) -> bool {
-        let holds = |client: &&Client| client.phase().holds() && !client.stuck;
+        let holds = |client: &&Client| client.phase().holds() && !client.is_unresponsive;
         let deferrals: Vec<u32> =
             self.state().clients_of(unit).filter(holds).map(|client| client.deferrals).collect();
         // A member that deferred a drain lately, or was asked along with one that did, is not asked again and

@@ -49,7 +49,7 @@ impl Books {
             }
         }
         if let Some(note) = todo.note {
-            self.report().info(format!("{uuid}: {note}"));
+            self.report_mut().info(format!("{uuid}: {note}"));
         }
     }
 
@@ -66,7 +66,7 @@ impl Books {
                 waited_for.push(gpu.uuid);
             }
         });
-        self.look_at(waited_for);
+        self.queue(waited_for);
     }
 
     /// Counts the turn of a client that gives the lock back, and has said its counters before.

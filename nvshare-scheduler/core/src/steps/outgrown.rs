@@ -28,7 +28,7 @@ impl Books {
             |id: &ClientId| self.state().client(*id).is_some_and(|client| client.deferrals >= STUBBORN_AFTER);
         let mut staying = self.state().staying_by_turn(gpu);
         if !is_over {
-            let grew = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.needs);
+            let grew = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.has_need);
             staying.sort_by_key(grew);
         }
         staying.sort_by_key(|id| !is_stubborn(id));

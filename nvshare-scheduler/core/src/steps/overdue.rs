@@ -42,7 +42,7 @@ impl Books {
     fn count_as_stuck(&mut self, id: ClientId, what: &str) {
         let now = self.state().now();
         self.change_client(id, |client| {
-            client.stuck = true;
+            client.is_unresponsive = true;
             client.count_turn_as_begun();
         });
         self.change_each_gpu_of(id, |gpu, _| gpu.turn.begin_if_none(now));

@@ -53,7 +53,7 @@ impl Books {
         let now = self.state().now();
         while let Some(uuid) = self.agenda_mut().take_due(now) {
             if self.change_gpu(uuid, |gpu| gpu.deadline = None).is_some() {
-                self.look_at([uuid]);
+                self.queue([uuid]);
             }
         }
     }
@@ -62,11 +62,11 @@ impl Books {
     /// watch for it.
     fn queue_gangs_and_watchers(&mut self) {
         while let Some(id) = self.agenda_mut().take_woken() {
-            self.look_at(self.state().gpus_of(&self.state().unit(id)));
+            self.queue(self.state().gpus_of(&self.state().unit(id)));
         }
         while let Some(gang) = self.agenda_mut().take_gang() {
             let gpus: Vec<GpuUuid> = self.state().gpus_of_gang(gang).collect();
-            self.look_at(gpus);
+            self.queue(gpus);
         }
     }
 

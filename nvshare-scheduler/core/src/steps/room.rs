@@ -6,7 +6,7 @@ use nvshare_proto::{Amount, EventKind, GpuUuid, SchedulerMessage};
 use crate::judge::room::{SPARE_ROOM, spare};
 use crate::policy::patience::PROMISE_LASTS;
 use crate::report::warnings::Topic;
-use crate::state::account::{Order, Promise};
+use crate::state::account::{EvictOrder, Promise};
 use crate::state::client::{ClientId, Phase};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
@@ -93,7 +93,7 @@ impl Books {
         }
         self.change_account(id, uuid, |account| account.needs = 0);
         self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
-        self.report().emit_on(EventKind::Refused, id, uuid, needs);
+        self.report_mut().emit_on(EventKind::Refused, id, uuid, needs);
         let text = format!("client {id}: no room for {} more on {uuid}", Bytes(needs));
         self.warn_of_client(Topic::Refused, id, Some(uuid), &text);
     }
@@ -136,7 +136,7 @@ impl Books {
         self.count_work(evictions.clients_seen);
         for (victim, bytes) in evictions.orders {
             self.change_account(victim, uuid, |account| {
-                account.order = Some(Order { bytes, came: 0, given: now, since: now });
+                account.evict_order = Some(EvictOrder { bytes, came: 0, given: now, since: now });
             });
             self.send(victim, SchedulerMessage::Evict(Amount { gpu: uuid, bytes }));
         }

@@ -51,14 +51,14 @@ impl<'a> Round<'a> {
             return Arc::clone(case);
         }
         self.books.count_work(1);
-        let is_hopeless = self.settle_hopeless(id);
+        let is_must_wait = self.settle_must_wait(id);
         let state = self.books.state();
         let unit = state.unit(id);
         let is_leaving = state.is_leaving(&unit);
         let first = unit.first();
         self.watching.remove(&first);
         self.noted.remove(&first);
-        let case = Arc::new(Case::new(unit, is_hopeless, is_leaving, self.books.agenda().changes()));
+        let case = Arc::new(Case::new(unit, is_must_wait, is_leaving, self.books.agenda().changes()));
         if state.client(id).is_some_and(Client::uses_several) {
             self.waiters.insert(first, Arc::clone(&case));
         }
@@ -68,18 +68,18 @@ impl<'a> Round<'a> {
     /// Settles whether a client must wait as things are, and returns that. It must if no room can be made for
     /// it, its gang lacks members, or it is stopped. The gang may disband, all of it is marked, and the log
     /// says once why there is no room.
-    pub(crate) fn settle_hopeless(&mut self, id: ClientId) -> bool {
+    pub(crate) fn settle_must_wait(&mut self, id: ClientId) -> bool {
         let mut full = self.state().gpu_without_room_for(id);
         if self.disband_if_too_large(id, full) {
             full = self.state().gpu_without_room_for(id);
         }
-        let hopeless =
+        let must_wait =
             full.is_some() || self.books.muster_gang(id) || self.state().is_stopped(&self.state().unit(id));
         if let Some(uuid) = full {
             self.books.warn_no_room_once(id, uuid);
         }
-        self.books.set_unit_hopeless(id, hopeless);
-        hopeless
+        self.books.set_unit_must_wait(id, must_wait);
+        must_wait
     }
 
     /// Disbands a gang that has waited long enough for room on a GPU, if its members could go on one by one.
@@ -105,7 +105,7 @@ impl<'a> Round<'a> {
         for &member in unit.iter() {
             self.books.change_client(member, |client| client.gang = None);
         }
-        self.books.report().warn(format!(
+        self.books.report_mut().warn(format!(
             "the gang of client {id} does not fit {uuid}: its {} members go on, each by itself",
             unit.len()
         ));
@@ -120,7 +120,7 @@ impl Books {
         let there = state.gpu(uuid).zip(state.client(id));
         // There is nothing to say while a process that has just ended still frees its memory.
         let Some(why) = there.and_then(|(gpu, client)| state.why_no_room(gpu, client)) else { return };
-        let was_said = self.change_notes(id, |notes| std::mem::replace(&mut notes.reported_hopeless, true));
+        let was_said = self.change_notes(id, |notes| std::mem::replace(&mut notes.reported_no_room, true));
         if was_said == Some(false) {
             self.emit(EventKind::Blocked, id, None);
             self.warn_of_client(Topic::Blocked, id, Some(uuid), &format!("client {id} waits: {why}"));
@@ -128,12 +128,12 @@ impl Books {
     }
 
     /// Notes whether a client, and its gang with it, must wait as things are.
-    fn set_unit_hopeless(&mut self, id: ClientId, hopeless: bool) {
-        if self.state().client(id).is_none_or(|client| client.hopeless == hopeless) {
+    fn set_unit_must_wait(&mut self, id: ClientId, must_wait: bool) {
+        if self.state().client(id).is_none_or(|client| client.must_wait == must_wait) {
             return;
         }
         for &member in self.state().unit(id).iter() {
-            self.set_hopeless(member, hopeless);
+            self.set_must_wait(member, must_wait);
         }
     }
 }

@@ -5,7 +5,7 @@ use nvshare_proto::{Amount, GpuUuid, SchedulerMessage};
 
 use crate::report::warnings::Topic;
 use crate::state::client::ClientId;
-use crate::state::gpu::{Gpu, Size, Source};
+use crate::state::gpu::{CapacityFigures, CapacitySource, Gpu};
 use crate::steps::books::Books;
 
 /// Beyond this number of GPUs, the core forgets those that no client uses. No machine has as many: most are
@@ -20,9 +20,9 @@ impl Books {
             self.forget_unused_gpus();
         }
         for &uuid in uuids {
-            self.know_gpu(uuid, |config| Gpu::new(uuid, 0, Source::Clients, config.rule(uuid)));
+            self.know_gpu(uuid, |config| Gpu::new(uuid, 0, CapacitySource::Clients, config.rule(uuid)));
         }
-        self.look_at(uuids.iter().copied());
+        self.queue(uuids.iter().copied());
     }
 
     /// Tells a client how much it may fill of a GPU that it has begun to use.
@@ -41,19 +41,23 @@ impl Books {
     /// one at a time.
     pub(crate) fn agree_on_size(&mut self, uuid: GpuUuid) {
         // Nobody disputes the size that NVML has measured, or that of a GPU which is not known.
-        let Some(gpu) = self.state().gpu(uuid).filter(|gpu| gpu.source != Source::Certain) else {
+        let Some(gpu) = self.state().gpu(uuid).filter(|gpu| gpu.source != CapacitySource::Certain) else {
             return;
         };
         let was = gpu.source;
         // None: its last client is gone.
         let Some((most, all_agree)) = gpu.ledger.stated_size() else { return };
         if self.state().config().fixed_memory(uuid).is_some() {
-            self.size_by_client(uuid, most);
+            self.set_size_by_client(uuid, most);
         } else if all_agree {
-            self.size(uuid, Size { available: most, ..Size::default() }, Source::Clients);
-        } else if was != Source::Disputed {
-            self.change_gpu(uuid, |gpu| gpu.source = Source::Disputed);
-            self.look_at([uuid]);
+            self.set_size(
+                uuid,
+                CapacityFigures { available: most, ..CapacityFigures::default() },
+                CapacitySource::Clients,
+            );
+        } else if was != CapacitySource::Disputed {
+            self.change_gpu(uuid, |gpu| gpu.source = CapacitySource::Disputed);
+            self.queue([uuid]);
             self.reenter(uuid);
             let text = format!(
                 "clients report different sizes of {uuid}: they run one at a time; set --gpu-memory, or give the scheduler NVML"
@@ -68,32 +72,33 @@ impl Books {
         let ids: Vec<ClientId> = entries.map(|(id, _)| id).collect();
         for id in ids {
             if self.state().client(id).is_some() {
-                self.enter_on(id, uuid);
+                self.rewrite_entry_on(id, uuid);
                 self.tell_capacity(id, uuid);
             }
         }
     }
 
     /// Sets a GPU's size and source, and the capacity that follows from them.
-    pub(crate) fn size(&mut self, uuid: GpuUuid, size: Size, source: Source) {
+    pub(crate) fn set_size(&mut self, uuid: GpuUuid, size: CapacityFigures, source: CapacitySource) {
         self.set_capacity(uuid, self.state().config().usable(uuid, size), source);
         self.change_gpu(uuid, |gpu| gpu.size = size);
     }
 
-    fn set_capacity(&mut self, uuid: GpuUuid, bytes: u64, source: Source) {
+    fn set_capacity(&mut self, uuid: GpuUuid, bytes: u64, source: CapacitySource) {
         let gpu = self.know_gpu(uuid, |config| Gpu::new(uuid, bytes, source, config.rule(uuid)));
         let was = std::mem::replace(&mut gpu.source, source);
-        if gpu.capacity == bytes && (was == Source::Disputed) == (source == Source::Disputed) {
+        if gpu.capacity == bytes && (was == CapacitySource::Disputed) == (source == CapacitySource::Disputed)
+        {
             return;
         }
         gpu.capacity = bytes;
-        self.look_again(uuid);
+        self.queue_with_watchers(uuid);
         self.reenter(uuid);
     }
 
     /// Sets the size of a GPU, of which clients may fill a fixed number of bytes, by what a client says. The
     /// largest size that a client says bounds that number.
-    pub(crate) fn size_by_client(&mut self, uuid: GpuUuid, total: u64) {
+    pub(crate) fn set_size_by_client(&mut self, uuid: GpuUuid, total: u64) {
         let known = self.state().gpu(uuid).map(|gpu| gpu.size.available);
         if known.is_some_and(|known| known >= total) {
             return;
@@ -106,7 +111,11 @@ impl Books {
             );
             self.warn_of_gpu(Topic::TooMuch, uuid, &text);
         }
-        self.size(uuid, Size { available: total, ..Size::default() }, Source::Clients);
+        self.set_size(
+            uuid,
+            CapacityFigures { available: total, ..CapacityFigures::default() },
+            CapacitySource::Clients,
+        );
     }
 }
 
@@ -123,7 +132,7 @@ mod tests {
     fn a_fixed_number_is_bounded_by_the_largest_claim() {
         let mut books = Books::new(Config { gpu_memory: Some(80 * GIB), ..Config::default() });
         let mut capacity = |total| {
-            books.size_by_client(ONE, total);
+            books.set_size_by_client(ONE, total);
             books.state().gpu(ONE).map_or(0, |gpu| gpu.capacity)
         };
         assert_eq!(capacity(1), 1);

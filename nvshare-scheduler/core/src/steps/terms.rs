@@ -27,7 +27,7 @@ impl Books {
             };
             self.count_work(1);
             if self.change_gpu(uuid, set) == Some(true) {
-                self.look_at([uuid]);
+                self.queue([uuid]);
                 is_news = true;
             }
         }
@@ -48,7 +48,7 @@ impl Books {
                 self.change_client(id, |client| client.paused = paused);
                 // A client that runs has to leave, though nothing in its ledger entries changed. Until it
                 // can, its work in flight is bounded.
-                self.look_at(self.state().gpus_used_by(id));
+                self.queue(self.state().gpus_used_by(id));
                 self.tell_later([id]);
             }
         }

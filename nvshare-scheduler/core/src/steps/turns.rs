@@ -6,7 +6,7 @@ use nvshare_proto::GpuUuid;
 
 use crate::judge::short::{idle_detection_time, is_interactive};
 use crate::judge::waiter::{Case, Head, TurnPlan, Verdict, head_beside, nobody_else_fits};
-use crate::state::client::{Client, ClientId, GangId, Phase, Why};
+use crate::state::client::{Client, ClientId, GangId, NextReason, Phase};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::place::Place;
@@ -74,7 +74,7 @@ impl Round<'_> {
         head: &mut Option<Head>,
     ) {
         match verdict {
-            Verdict::Hopeless => {
+            Verdict::MustWait => {
                 // A holder that gave up its drains is still told that a client waits, so that it bounds its
                 // work in flight.
                 if self.state().gpu(uuid).is_some_and(|gpu| self.state().somebody_defers(gpu)) {
@@ -99,7 +99,7 @@ impl Round<'_> {
                     self.books.note_waiter(uuid);
                 }
             }
-            Verdict::Fits => self.books.make_next(&case.unit, Why::Joins),
+            Verdict::Fits => self.books.make_next(&case.unit, NextReason::Joins),
             Verdict::NeedsTurn => {
                 self.note_waiter_on_full_gpus(uuid, case);
                 if self.books.recall_part_of_gang(&case.unit) {
@@ -198,7 +198,7 @@ impl Books {
     }
 
     /// Makes the parked clients of a unit next: they get the lock as soon as there is room.
-    fn make_next(&mut self, unit: &Unit, why: Why) {
+    fn make_next(&mut self, unit: &Unit, why: NextReason) {
         let now = self.state().now();
         for &id in unit.iter() {
             if self.state().phase(id) == Some(Phase::Parked) {
@@ -226,7 +226,7 @@ impl Books {
         for &uuid in &passing {
             self.begin_hand_over(uuid, unit, takeover);
         }
-        self.make_next(unit, Why::Claims);
+        self.make_next(unit, NextReason::Claims);
     }
 
     /// Passes the turn of one GPU to a unit, which pays for that if it interrupts the turn of others.
@@ -244,7 +244,7 @@ impl Books {
             gpu.budget.spend(stood_still);
             match takeover {
                 Takeover::Interrupting => {
-                    let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.runs);
+                    let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.is_running);
                     let here = leavers.iter().copied().filter(runs);
                     gpu.turn.interrupt(here, now);
                     // The interrupted client must not pay for its return.

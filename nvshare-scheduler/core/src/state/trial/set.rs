@@ -6,7 +6,7 @@ use crate::policy::{progress, together};
 use crate::state::State;
 use crate::state::client::{Client, ClientId, Job};
 use crate::state::config::Together;
-use crate::state::gpu::{Gpu, Source};
+use crate::state::gpu::{CapacitySource, Gpu};
 use crate::state::ledger::Group;
 
 /// Clients of a set that is measured.
@@ -17,7 +17,7 @@ impl State {
     /// than the work that they get done speaks against running them side by side.
     pub(crate) fn measured_set(&self, gpu: &Gpu) -> Option<BTreeMap<ClientId, Job>> {
         let asked_for_turns = gpu.shares.are_unequal() || !gpu.shares.paced().is_empty();
-        let one_at_a_time = self.config.exclusive || gpu.source == Source::Disputed;
+        let one_at_a_time = self.config.exclusive || gpu.source == CapacitySource::Disputed;
         // Nobody waits for jobs that fit, so a drain that was given up is tried again by the next trial
         // alone.
         let cannot_drain = gpu.deferred.holds_back(self.now);
@@ -28,7 +28,7 @@ impl State {
         let ids: BTreeSet<ClientId> =
             gpu.ledger.holders().iter().copied().chain(waiting).take(MAX_CLIENTS + 1).collect();
         let of_one_gpu =
-            |client: &&Client| client.accounts.len() == 1 && client.gang.is_none() && !client.stuck;
+            |client: &&Client| client.accounts.len() == 1 && client.gang.is_none() && !client.is_unresponsive;
         let client = |id: &ClientId| self.clients.get(id).filter(of_one_gpu).map(|client| (*id, client.job));
         let set: BTreeMap<ClientId, Job> = ids.iter().map(client).collect::<Option<_>>()?;
         let jobs = set.values().collect::<BTreeSet<_>>().len();
