@@ -508,7 +508,7 @@ fn a_use_that_is_turned_round_is_found() {
 fn a_circle_in_a_crate_of_one_layer_is_found() {
     let text = [
         ("client/account/mod.rs", "pub use told::Told;"),
-        ("client/account/told.rs", "use super::Account;\nuse crate::{kind::Kind, Terms};"),
+        ("client/account/told.rs", "use super::Account;\nuse crate::{kind::Kind, DeviceFacts};"),
         ("client/kind.rs", "use crate::account::Account;"),
         ("client/lib.rs", "pub use account::Account;"),
     ];

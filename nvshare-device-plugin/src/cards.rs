@@ -9,7 +9,7 @@ use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{EventSet, Nvml};
-use nvshare_proto::{GpuUuid, Seldom};
+use nvshare_proto::{GpuUuid, ThrottledLine};
 use tracing::info;
 
 use crate::devices::Card;
@@ -20,7 +20,7 @@ pub const DESCRIPTIONS: &str = "/proc/driver/nvidia/gpus";
 /// The usual pause between two looks.
 pub const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-static NO_ERRORS: Seldom = Seldom::new(|text| info!("{text}"));
+static NO_ERRORS: ThrottledLine = ThrottledLine::new(|text| info!("{text}"));
 
 /// Where the kernel describes the GPUs.
 #[derive(Debug, Clone)]
@@ -44,7 +44,7 @@ pub struct Versions {
 
 /// The GPUs as they are seen.
 #[derive(Debug)]
-pub enum Seen {
+pub enum GpuNews {
     /// All that are there.
     Cards(Vec<Card>),
     /// The driver reports an error.
@@ -89,7 +89,7 @@ impl Places {
 
     /// Tells what is seen of the GPUs every few seconds, and of errors at once where NVML tells of them, for ever. Where NVML has answered and does
     /// so no more, no GPU is seen.
-    pub fn follow(&self, tell: impl Fn(Seen)) {
+    pub fn follow(&self, tell: impl Fn(GpuNews)) {
         let mut had_nvml = false;
         loop {
             if let Some(nvml) = self.nvml() {
@@ -97,17 +97,21 @@ impl Places {
                 let Err(error) = self.follow_nvml(&nvml, &tell);
                 info!("NVML: {error}");
             }
-            tell(Seen::Cards(if had_nvml { Vec::new() } else { self.described() }));
+            tell(GpuNews::Cards(if had_nvml { Vec::new() } else { self.described() }));
             sleep(self.pause);
         }
     }
 
-    fn follow_nvml(&self, nvml: &Nvml, tell: &impl Fn(Seen)) -> Result<std::convert::Infallible, NvmlError> {
+    fn follow_nvml(
+        &self,
+        nvml: &Nvml,
+        tell: &impl Fn(GpuNews),
+    ) -> Result<std::convert::Infallible, NvmlError> {
         let errors = errors(nvml)
             .inspect_err(|error| NO_ERRORS.say(format_args!("NVML does not tell of Xid errors: {error}")))
             .ok();
         loop {
-            tell(Seen::Cards(self.ask(nvml)?));
+            tell(GpuNews::Cards(self.ask(nvml)?));
             let Some(errors) = &errors else {
                 sleep(self.pause);
                 continue;
@@ -117,7 +121,7 @@ impl Places {
                     // A GPU that cannot say its name any more is gone at the next look, which is now.
                     let gpu = event.device.uuid().ok().and_then(|uuid| uuid.parse().ok());
                     if let (Some(gpu), Some(error)) = (gpu, event.event_data) {
-                        tell(Seen::Xid { gpu, code: number(&error) });
+                        tell(GpuNews::Xid { gpu, code: number(&error) });
                     }
                 }
                 Err(NvmlError::Timeout) => {}

@@ -20,7 +20,7 @@ pub fn device_name(seat: SeatName) -> String {
 
 /// The seat whose device has this name, kind and all.
 #[must_use]
-pub fn seat_of(name: &str) -> Option<SeatName> {
+pub fn seat_of_qualified(name: &str) -> Option<SeatName> {
     name.strip_prefix(KIND)?.strip_prefix("=seat-")?.parse().ok()
 }
 

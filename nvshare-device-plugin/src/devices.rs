@@ -34,14 +34,14 @@ impl Card {
 
 /// The GPUs that are to be given out; none: all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Named {
+pub struct GpuChoice {
     /// Their names.
     pub gpus: Vec<GpuUuid>,
     /// The option that names them, for messages.
     pub by: String,
 }
 
-impl Named {
+impl GpuChoice {
     /// Those that the text of a file names, one a line or with commas between.
     ///
     /// # Errors
@@ -59,8 +59,8 @@ impl Named {
 ///
 /// # Errors
 /// None that is named is there, or one has less memory than a slot of a resource is to have.
-pub fn choose(cards: Vec<Card>, named: &Named, table: &[Resource]) -> Result<Vec<Card>, String> {
-    let Named { gpus: named, by } = named;
+pub fn choose(cards: Vec<Card>, named: &GpuChoice, table: &[Resource]) -> Result<Vec<Card>, String> {
+    let GpuChoice { gpus: named, by } = named;
     let lost: Vec<GpuUuid> =
         named.iter().copied().filter(|gpu| cards.iter().all(|card| card.gpu != *gpu)).collect();
     if let Some(missing) = lost.first().filter(|_| lost.len() == named.len()) {
@@ -145,14 +145,14 @@ pub(crate) mod tests {
         assert!(list(&cards, &table("--slots 1000")[0], |_| true).iter().all(|device| device.id.len() <= 63));
     }
 
-    fn by(gpus: &[GpuUuid]) -> Named {
-        Named { gpus: gpus.to_vec(), by: "--gpus".to_owned() }
+    fn by(gpus: &[GpuUuid]) -> GpuChoice {
+        GpuChoice { gpus: gpus.to_vec(), by: "--gpus".to_owned() }
     }
 
     #[test]
     fn a_file_names_gpus_by_line_or_comma() {
         let [a, b] = [1, 2].map(|number| card(number).gpu);
-        let read = |text: &str| Named::read(text, "FILE".to_owned());
+        let read = |text: &str| GpuChoice::read(text, "FILE".to_owned());
         for text in [format!("{a}\n{b}\n"), format!("{a},{b}"), format!(" {a} ,\r\n\n{b},\n")] {
             assert_eq!(read(&text).map(|named| named.gpus), Ok(vec![a, b]), "{text:?}");
         }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use tonic::Status;
 use tracing::warn;
 
-use crate::cards::Seen;
+use crate::cards::GpuNews;
 use crate::devices::Card;
 use crate::nvidia::Found;
 use crate::options::{Api, Options, Strategy};
@@ -99,11 +99,11 @@ impl Host {
     }
 
     /// Notes what is seen of the GPUs.
-    pub(crate) fn see(&self, seen: Seen) {
+    pub(crate) fn see(&self, seen: GpuNews) {
         let mut troubles = lock(&self.troubles);
         match seen {
-            Seen::Cards(found) => troubles.look(&self.cards, &found),
-            Seen::Xid { gpu, code } => troubles.xid(gpu, code, std::time::Instant::now()),
+            GpuNews::Cards(found) => troubles.look(&self.cards, &found),
+            GpuNews::Xid { gpu, code } => troubles.xid(gpu, code, std::time::Instant::now()),
         }
     }
 

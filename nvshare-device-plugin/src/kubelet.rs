@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -38,8 +38,8 @@ const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 /// A kubelet is tried again after this long without an answer, or without a question for the list.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-static WAITING: Seldom = Seldom::new(|text| info!("{text}"));
-static FAILING: Seldom = Seldom::new(|text| warn!("{text}"));
+static WAITING: ThrottledLine = ThrottledLine::new(|text| info!("{text}"));
+static FAILING: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
 
 /// A file, and no later one at its path.
 pub(crate) type Identity = (u64, u64, i64, i64);

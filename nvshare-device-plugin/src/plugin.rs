@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nvshare_proto::{GpuUuid, SeatName, Seldom, Slot};
+use nvshare_proto::{GpuUuid, SeatName, Slot, ThrottledLine};
 use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
 use tokio_stream::StreamExt;
@@ -28,7 +28,7 @@ use crate::{allocate, checkpoint, devices, preferred};
 /// The largest number of seats that are made ahead, before the scheduler is told again which pods have seats.
 const AHEAD: usize = 50;
 
-static NOT_REMOVED: Seldom = Seldom::new(|text| warn!("{text}"));
+static NOT_REMOVED: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
 
 /// The state of the plugin.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nvshare_proto::{AdminRequest, Occupant, SeatName, Seldom, Slot};
+use nvshare_proto::{AdminRequest, Occupant, SeatName, Slot, ThrottledLine};
 use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
@@ -30,11 +30,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Most seats in a message: names of pods are long, and a message is 64 KiB at most.
 const MAX_PODS_NAMED: usize = 100;
 
-static NO_PODS: Seldom = Seldom::new(|text| info!("{text}"));
-static NOT_TOLD: Seldom = Seldom::new(|text| warn!("{text}"));
-static NO_RECORD: Seldom = Seldom::new(|text| warn!("{text}"));
-static NOT_AHEAD: Seldom = Seldom::new(|text| info!("{text}"));
-static NOT_MADE: Seldom = Seldom::new(|text| warn!("{text}"));
+static NO_PODS: ThrottledLine = ThrottledLine::new(|text| info!("{text}"));
+static NOT_TOLD: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
+static NO_RECORD: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
+static NOT_AHEAD: ThrottledLine = ThrottledLine::new(|text| info!("{text}"));
+static NOT_MADE: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
 
 /// Seats and the containers that have them.
 pub type Occupants = BTreeMap<SeatName, Occupant>;
@@ -86,7 +86,7 @@ pub fn holders(pods: &ListPodResourcesResponse, main: &str) -> Occupants {
             // A claim's seat is known by the name of its device.
             let claimed = container.dynamic_resources.iter().flat_map(|claim| &claim.claim_resources);
             let names = claimed.flat_map(|claim| &claim.cdi_devices);
-            let claimed = names.filter_map(|device| cdi::seat_of(&device.name));
+            let claimed = names.filter_map(|device| cdi::seat_of_qualified(&device.name));
             let occupant = || Occupant {
                 namespace: pod.namespace.clone(),
                 pod: pod.name.clone(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nvshare_proto::{GpuUuid, Seldom};
+use nvshare_proto::{GpuUuid, ThrottledLine};
 use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
@@ -15,7 +15,7 @@ use tracing::info;
 
 use crate::allocate::{LIBRARY, PRELOAD, preload_file};
 use crate::cards::{self, Places, Versions};
-use crate::devices::{self, Card, Named};
+use crate::devices::{self, Card, GpuChoice};
 use crate::host::Host;
 use crate::options::{Api, Options, Preload};
 use crate::plugin::Plugin;
@@ -26,8 +26,8 @@ const LOOK_FOR_GPUS_EVERY: Duration = Duration::from_secs(5);
 /// Once there is a GPU, the plugin waits this long for others whose UUIDs cannot be read. Some never can be: a GPU may be broken or invisible.
 const OTHERS_PATIENCE: Duration = Duration::from_secs(60);
 
-static NO_GPU: Seldom = Seldom::new(|text| info!("{text}"));
-static NOT_ALL: Seldom = Seldom::new(|text| info!("{text}"));
+static NO_GPU: ThrottledLine = ThrottledLine::new(|text| info!("{text}"));
+static NOT_ALL: ThrottledLine = ThrottledLine::new(|text| info!("{text}"));
 
 /// Serves for ever, or cleans up.
 ///
@@ -111,17 +111,17 @@ fn install(options: &Options) -> Result<(), String> {
 }
 
 /// The GPUs that the command line, or the file that it names, is for.
-fn named(options: &Options) -> Result<Named, String> {
+fn named(options: &Options) -> Result<GpuChoice, String> {
     let Some(path) = &options.gpus_of else {
-        return Ok(Named { gpus: options.gpus.clone(), by: "--gpus".to_owned() });
+        return Ok(GpuChoice { gpus: options.gpus.clone(), by: "--gpus".to_owned() });
     };
     let by = format!("--gpus-of: {}", path.display());
     match fs::read_to_string(path) {
-        Ok(text) => Named::read(&text, by),
+        Ok(text) => GpuChoice::read(&text, by),
         // A folder that is not there is a mistake, not a node without GPUs of its own.
         Err(error) if error.kind() == ErrorKind::NotFound && path.parent().is_some_and(Path::is_dir) => {
             info!("{by} is not there, so all GPUs are given out");
-            Ok(Named::default())
+            Ok(GpuChoice::default())
         }
         Err(error) => Err(format!("{by}: {error}")),
     }
@@ -130,7 +130,7 @@ fn named(options: &Options) -> Result<Named, String> {
 /// Waits until this machine has GPUs: the driver may be loaded later, and a GPU may tell its UUID later than others.
 async fn find_cards(
     options: &Options,
-    named: &Named,
+    named: &GpuChoice,
     table: &[Resource],
     places: &Places,
 ) -> Result<Vec<Card>, String> {

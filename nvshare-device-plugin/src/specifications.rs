@@ -4,15 +4,15 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 use tracing::warn;
 
 use crate::nvidia::{self, Specification};
 
 /// Files as they were when they were read: path, file, length, and time of the last change.
-type Seen = Vec<(PathBuf, u64, u64, i64, i64)>;
+type GpuNews = Vec<(PathBuf, u64, u64, i64, i64)>;
 
-static UNREADABLE: Seldom = Seldom::new(|text| warn!("{text}"));
+static UNREADABLE: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
 
 /// The specifications in some folders.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct Specifications {
     folders: Vec<PathBuf>,
     /// The name of our own, which is left out.
     own: &'static str,
-    seen: Seen,
+    seen: GpuNews,
     read: Vec<Specification>,
 }
 
@@ -36,7 +36,7 @@ impl Specifications {
         let files = self.folders.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten());
         let paths = files.filter_map(|entry| Some(entry.ok()?.path()));
         let is_other = |path: &PathBuf| path.file_name().is_some_and(|name| name != self.own);
-        let mut seen: Seen =
+        let mut seen: GpuNews =
             paths.filter(|path| is_specification(path) && is_other(path)).filter_map(look).collect();
         seen.sort();
         if seen != self.seen {

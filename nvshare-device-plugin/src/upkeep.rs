@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvshare_admin::Error;
-use nvshare_proto::{SeatName, Seldom, WatchFrom};
+use nvshare_proto::{SeatName, ThrottledLine, WatchFrom};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -14,9 +14,9 @@ use crate::host::Host;
 use crate::nvidia::{Found, KINDS};
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-static NOT_WRITTEN: Seldom = Seldom::new(|text| warn!("{text}"));
-static REFUSED: Seldom = Seldom::new(|text| warn!("{text}"));
-static NO_NVIDIA: Seldom = Seldom::new(|text| warn!("{text}"));
+static NOT_WRITTEN: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
+static REFUSED: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
+static NO_NVIDIA: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
 
 /// Which seats the scheduler has.
 #[derive(Debug, Default)]

@@ -17,7 +17,7 @@ const WAITING: usize = 1024;
 /// The largest rate at which lines are written.
 const RATE: Rate = Rate { burst: 1000, each_second: 100 };
 
-/// Writes a warning that a [`Seldom`](nvshare_proto::Seldom) lets through.
+/// Writes a warning that a [`ThrottledLine`](nvshare_proto::ThrottledLine) lets through.
 pub(crate) fn warn(text: fmt::Arguments<'_>) {
     tracing::warn!("{text}");
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvshare_core::Config;
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 use tokio::sync::mpsc;
 use tracing::{error, warn};
 
@@ -34,9 +34,9 @@ const CONNECTIONS: Rate = Rate { burst: 4000, each_second: 4000 };
 /// How often the scheduler looks whether its sockets' files are there.
 const LOOK_AFTER_SOCKETS: Duration = Duration::from_secs(1);
 /// Tried again every few milliseconds.
-static NOT_ACCEPTED: Seldom = Seldom::new(log::warn);
+static NOT_ACCEPTED: ThrottledLine = ThrottledLine::new(log::warn);
 /// Tried again each second.
-static NOT_MADE: Seldom = Seldom::new(log::warn);
+static NOT_MADE: ThrottledLine = ThrottledLine::new(log::warn);
 
 /// The socket at which somebody has connected.
 enum At {

@@ -27,7 +27,7 @@ pub use message::{
     NO_PLACE, OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request, SchedulerMessage, Usage, VERSION,
 };
 
-pub use repeated::{LeftOut, Repeated, SILENCE, Seldom};
+pub use repeated::{LeftOut, Repeated, SILENCE, ThrottledLine};
 pub use seat::{Occupant, ParseSeatNameError, ParseSlotError, Seat, SeatName, SeatStatus, Slot, stable_hash};
 pub use share::{
     ComputeLimit, DEFAULT_WEIGHT, Enforcement, GangName, MAX_GANG_MEMBERS, MAX_GANG_NAME, MAX_WEIGHT,

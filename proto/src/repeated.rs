@@ -52,12 +52,12 @@ impl fmt::Display for LeftOut {
 
 /// A place in a program that would write the same line again and again.
 #[derive(Debug)]
-pub struct Seldom {
+pub struct ThrottledLine {
     write: fn(fmt::Arguments<'_>),
     state: Mutex<Option<(Instant, Repeated)>>,
 }
 
-impl Seldom {
+impl ThrottledLine {
     /// A place whose lines `write` writes.
     #[must_use]
     pub const fn new(write: fn(fmt::Arguments<'_>)) -> Self {
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_failure_at_each_turn_writes_two_lines_in_a_minute_and_a_half() {
-        let (seldom, begin) = (Seldom::new(|_| ()), Instant::now());
+        let (seldom, begin) = (ThrottledLine::new(|_| ()), Instant::now());
         let written = (0..900).filter_map(|n| seldom.again(begin + MS(100) * n));
         let written: Vec<String> = written.map(|left_out| left_out.to_string()).collect();
         assert_eq!(written, ["", " (and 599 times more since the last such line)"]);
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_line_that_another_thread_writes_is_not_waited_for() {
-        let seldom = Seldom::new(|_| ());
+        let seldom = ThrottledLine::new(|_| ());
         let held = seldom.state.lock().unwrap();
         assert_eq!(seldom.again(Instant::now()), None);
         drop(held);

@@ -29,7 +29,7 @@ pub use admission::{Admission, Caller, Refusal};
 pub use waiting::Wait;
 
 /// The limit that a tenant's processes share on a device, and the bytes that they have together.
-pub trait Tenant: Copy {
+pub trait TenantQuota: Copy {
     /// Bytes that the tenant's processes have together.
     fn used(&self) -> u64;
 
@@ -45,7 +45,7 @@ pub trait Tenant: Copy {
 
 /// Facts about a device that hold as long as the process lives.
 #[derive(Debug, Clone, Copy)]
-pub struct Terms {
+pub struct DeviceFacts {
     /// The GPU's name.
     pub gpu: GpuUuid,
     /// Bytes that the GPU has, as the driver says.
@@ -114,7 +114,7 @@ pub enum Absent {
 /// See the [module's documentation](self). All sizes are bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Account<T> {
-    terms: Terms,
+    facts: DeviceFacts,
     /// Allocated bytes, wherever they are; with the driver's reserve.
     allocated: u64,
     /// The part of `allocated` that can be moved; without the driver's reserve.
@@ -160,12 +160,12 @@ pub struct Account<T> {
     limit_use: LimitUse,
 }
 
-impl<T: Tenant> Account<T> {
+impl<T: TenantQuota> Account<T> {
     /// The account of a device that the process has not used yet.
     #[must_use]
-    pub fn new(terms: Terms) -> Self {
+    pub fn new(facts: DeviceFacts) -> Self {
         Self {
-            terms,
+            facts,
             allocated: 0,
             movable: 0,
             managed: 0,
@@ -246,7 +246,7 @@ impl<T: Tenant> Account<T> {
 
     /// Bytes that one process may have on the card at most.
     fn most_on_card(&self) -> u64 {
-        self.capacity.unwrap_or(self.terms.total)
+        self.capacity.unwrap_or(self.facts.total)
     }
 
     /// Bytes that are allocated beyond what the card can hold.
@@ -421,7 +421,7 @@ impl<T: Tenant> Account<T> {
     }
 
     /// Room is not counted any more: no other client needs it.
-    pub fn unlimit(&mut self) {
+    pub fn stop_metering(&mut self) {
         self.unmetered = true;
         self.needs = 0;
         self.lost = 0;
@@ -445,7 +445,7 @@ impl<T: Tenant> Account<T> {
     }
 
     /// Room is counted again. The scheduler has charged the sum that it was last told.
-    pub fn limit(&mut self) {
+    pub fn start_metering(&mut self) {
         self.unmetered = false;
         self.lost = 0;
         // Room that an eviction has made belongs to the scheduler already, though it has not been told.

@@ -69,7 +69,7 @@ pub struct Hash(pub [u64; 2]);
 
 /// The answer about a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
+pub enum ContentCheck {
     /// All bytes are zero.
     Zero,
     /// Some are not; the hash, if hashes are made.
@@ -126,10 +126,10 @@ impl Number {
 
 /// Looks at a piece as the kernel does, in whole words. It is slow: for tests, and for a driver without a card.
 #[must_use]
-pub fn look(piece: &[u8], keys: &Keys) -> Seen {
+pub fn look(piece: &[u8], keys: &Keys) -> ContentCheck {
     let words = piece.as_chunks::<WORD>().0;
     if words.iter().all(|word| *word == [0; WORD]) {
-        return Seen::Zero;
+        return ContentCheck::Zero;
     }
     let factor = Number::of_key(keys.word);
     let mut sums = vec![Number::default(); THREADS];
@@ -144,7 +144,7 @@ pub fn look(piece: &[u8], keys: &Keys) -> Seen {
     }
     let all = sums.first().copied().unwrap_or_default();
     let hash = all.times(Number::of_key(keys.sum)).low();
-    Seen::Data(Some(Hash([hash as u64, (hash >> 64) as u64])))
+    ContentCheck::Data(Some(Hash([hash as u64, (hash >> 64) as u64])))
 }
 
 #[cfg(test)]
@@ -169,28 +169,28 @@ mod tests {
     #[test]
     fn the_hash_is_what_it_is_when_it_is_computed_otherwise() {
         for (bytes, expected) in GOLDEN {
-            let Seen::Data(Some(Hash([low, high]))) = look(&data(bytes), &keys()) else { panic!() };
+            let ContentCheck::Data(Some(Hash([low, high]))) = look(&data(bytes), &keys()) else { panic!() };
             assert_eq!((low, high), expected, "{bytes}");
         }
         let ones = look(&[0xff; 64 * 1024], &keys());
-        let Seen::Data(Some(Hash([low, high]))) = ones else { panic!() };
+        let ContentCheck::Data(Some(Hash([low, high]))) = ones else { panic!() };
         assert_eq!((low, high), GOLDEN_ONES);
     }
 
     #[test]
     fn one_byte_anywhere_changes_the_hash_and_zeros_are_known() {
         let mut piece = vec![0; 32 * 1024];
-        assert_eq!(look(&piece, &keys()), Seen::Zero);
+        assert_eq!(look(&piece, &keys()), ContentCheck::Zero);
         let mut seen = Vec::new();
         for at in [0, 1, 15, 16, 8191, 8192, 20_000, 32 * 1024 - 1] {
             piece[at] = 1;
             let now = look(&piece, &keys());
-            assert!(matches!(now, Seen::Data(Some(_))) && !seen.contains(&now), "{at}");
+            assert!(matches!(now, ContentCheck::Data(Some(_))) && !seen.contains(&now), "{at}");
             seen.push(now);
             piece[at] = 0;
         }
         let zeros = [piece.clone(), vec![0xff; 32 * 1024]].concat();
-        assert_ne!(look(&zeros, &keys()), Seen::Zero);
+        assert_ne!(look(&zeros, &keys()), ContentCheck::Zero);
     }
 
     #[test]

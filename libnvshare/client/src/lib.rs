@@ -34,8 +34,8 @@ pub mod residency;
 pub mod session;
 pub mod slabs;
 
-pub use account::{Account, Admission, Caller, DriverReserve, Refusal, Tenant, Terms, Wait};
+pub use account::{Account, Admission, Caller, DeviceFacts, DriverReserve, Refusal, TenantQuota, Wait};
 pub use kind::Kind;
-pub use machine::{Action, Input, Machine, Order, Ticket};
+pub use machine::{Action, Input, Machine, MoverOrder, Ticket};
 pub use residency::{Piece, Residency};
 pub use session::{Done, Host, Session};

@@ -12,7 +12,7 @@ use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, InitialState, SchedulerM
 
 use crate::launch_window::InFlight;
 
-pub use io::{Action, Input, Order, Ticket};
+pub use io::{Action, Input, MoverOrder, Ticket};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -210,7 +210,7 @@ impl Machine {
                 let action = if self.attempts.is_multiple_of(MAX_ATTEMPTS) {
                     Action::Begin { anyway: true }
                 } else {
-                    Action::Post(Order::Restore)
+                    Action::Post(MoverOrder::Restore)
                 };
                 self.act(action);
             }
@@ -225,7 +225,7 @@ impl Machine {
                 self.probe = Probe::None;
                 if let Phase::Running { epoch } = self.phase {
                     self.phase = Phase::Restoring { epoch };
-                    self.act(Action::Post(Order::Restore));
+                    self.act(Action::Post(MoverOrder::Restore));
                 }
             }
             Input::WentIdle => {
@@ -273,7 +273,7 @@ impl Machine {
                     self.act(if has_all {
                         Action::Begin { anyway: false }
                     } else {
-                        Action::Post(Order::Restore)
+                        Action::Post(MoverOrder::Restore)
                     });
                 }
             }
@@ -297,7 +297,7 @@ impl Machine {
             SchedulerMessage::AskCounters => self.act(Action::Report),
             // A drain ends with the counters, and all that they count is complete.
             SchedulerMessage::AskProgress { .. } if matches!(self.phase, Phase::Draining { .. }) => {}
-            SchedulerMessage::AskProgress { ticket } => self.act(Action::Post(Order::Count(ticket))),
+            SchedulerMessage::AskProgress { ticket } => self.act(Action::Post(MoverOrder::Count(ticket))),
             SchedulerMessage::Limit(room) => self.act(Action::AllocationLimit(room)),
             // The library takes the page, and memory of the host, itself. PONG has had its effect when it was heard.
             SchedulerMessage::Quota { .. }
@@ -330,7 +330,7 @@ impl Machine {
                         self.act(Action::Cancel);
                     }
                     self.phase = Phase::Parked;
-                    self.act(Action::CountRoom);
+                    self.act(Action::StartMetering);
                 }
                 self.ask();
             }
@@ -346,7 +346,7 @@ impl Machine {
 
     /// The scheduler accepts the state of the process: running, or about to run.
     fn adopted(&mut self, epoch: Epoch) {
-        self.act(Action::CountRoom);
+        self.act(Action::StartMetering);
         match self.phase {
             Phase::Free | Phase::Running { .. } => self.phase = Phase::Running { epoch },
             _ => {
@@ -385,12 +385,12 @@ impl Machine {
                 self.ask();
             }
             Phase::Restoring { .. } => {
-                self.act(Action::Post(Order::Restore));
+                self.act(Action::Post(MoverOrder::Restore));
                 return;
             }
             Phase::Running { .. } | Phase::Draining { .. } | Phase::Freeing | Phase::Free => return,
         }
-        self.act(Action::Post(Order::RestoreEarly));
+        self.act(Action::Post(MoverOrder::RestoreEarly));
     }
 
     /// If memory was coming back ahead of the lock, that is over. Memory that has come back stays.
@@ -442,7 +442,7 @@ impl Machine {
         self.phase = Phase::Draining { epoch, patience, progress: u64::MAX, since: now };
         self.last_drain += 1;
         self.act(Action::Cancel);
-        self.act(Action::Post(Order::Drain(self.last_drain)));
+        self.act(Action::Post(MoverOrder::Drain(self.last_drain)));
     }
 
     fn drained(&mut self, ticket: Ticket) {
@@ -477,7 +477,7 @@ impl Machine {
         match self.phase {
             Phase::Running { .. } => {
                 self.phase = Phase::Free;
-                self.act(Action::StopCountingRoom);
+                self.act(Action::StopMetering);
                 self.act(Action::Bound(InFlight::Unbounded));
                 self.expect_scheduler(now);
             }
@@ -499,7 +499,7 @@ impl Machine {
             // The mover may be waiting for a thread that sleeps at the gate.
             self.act(Action::Cancel);
         }
-        self.act(Action::StopCountingRoom);
+        self.act(Action::StopMetering);
         if self.is_running() {
             self.phase = Phase::Free;
             self.act(Action::Bound(InFlight::Unbounded));
@@ -584,7 +584,7 @@ impl Machine {
         match self.probe {
             Probe::None if now.saturating_sub(self.last_submission.1) >= PROBE_AFTER => {
                 self.probe = Probe::Looking;
-                self.act(Action::Post(Order::Probe));
+                self.act(Action::Post(MoverOrder::Probe));
             }
             Probe::Complete { submissions, since } if now.saturating_sub(since) >= IDLE_AFTER => {
                 self.probe = Probe::None;

@@ -9,16 +9,16 @@ use std::time::Duration;
 use nvshare_proto::units::{GIB, MIB};
 use nvshare_proto::{Amount, ClientMessage, Counters, Gate, GpuUuid, SchedulerMessage, Usage};
 
-use crate::account::{Absent, Account, Tenant};
+use crate::account::{Absent, Account, TenantQuota};
 use crate::launch_window::InFlight;
-use crate::machine::{Action, Input, Machine, Order, Ticket};
+use crate::machine::{Action, Input, Machine, MoverOrder, Ticket};
 
 /// Unused room beyond this goes back to the scheduler, in bytes.
 const MAX_UNUSED: u64 = 2 * GIB;
 /// Freed memory is offered to the scheduler at once from this size on, in bytes.
 const OFFER_STEP: u64 = 64 * MIB;
 
-/// The result of a [`Order`].
+/// The result of a [`MoverOrder`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Done {
     /// All work is complete.
@@ -44,7 +44,7 @@ pub enum Done {
     },
     /// Some work is not complete.
     Busy,
-    /// All work is complete that had been submitted when a [`Order::Count`] began.
+    /// All work is complete that had been submitted when a [`MoverOrder::Count`] began.
     Counted {
         /// The number of the job.
         ticket: u64,
@@ -56,16 +56,17 @@ pub enum Done {
 /// The functions of the library that the session needs.
 pub trait Host {
     /// The process's place among its tenant's processes, which share a limit.
-    type Tenant: Tenant;
+    type TenantQuota: TenantQuota;
 
     /// The GPUs in use, always in the same order.
     fn used(&self) -> Vec<GpuUuid>;
     /// All GPUs of the process, used or not.
     fn all(&self) -> Vec<GpuUuid>;
     /// A device's account, as it is now; `None`: the process has no such GPU.
-    fn account(&self, gpu: GpuUuid) -> Option<Account<Self::Tenant>>;
+    fn account(&self, gpu: GpuUuid) -> Option<Account<Self::TenantQuota>>;
     /// Changes a device's account, and wakes threads that wait for a change.
-    fn update<R>(&self, gpu: GpuUuid, change: impl FnOnce(&mut Account<Self::Tenant>) -> R) -> Option<R>;
+    fn update<R>(&self, gpu: GpuUuid, change: impl FnOnce(&mut Account<Self::TenantQuota>) -> R)
+    -> Option<R>;
 
     /// Sends this message to the scheduler, if there is a connection.
     fn say(&mut self, message: ClientMessage);
@@ -90,7 +91,7 @@ pub trait Host {
     fn submissions(&self) -> u64;
 
     /// Orders a job from the mover.
-    fn order(&mut self, order: Order);
+    fn order(&mut self, order: MoverOrder);
     /// Has the mover give up the orders so far that can be given up.
     fn cancel(&mut self);
     /// Whether evictions are ordered and not complete.
@@ -110,7 +111,7 @@ pub trait Host {
 
 /// Whether a device has so much unused room that it is offered at once, rather than at the next round of the session.
 #[must_use]
-pub fn is_worth_offering<T: Tenant>(account: &Account<T>) -> bool {
+pub fn is_worth_offering<T: TenantQuota>(account: &Account<T>) -> bool {
     let unused = account.unused();
     unused > MAX_UNUSED || (unused >= OFFER_STEP && !account.is_holding())
 }
@@ -260,9 +261,9 @@ impl Session {
             Action::Reconnect => host.reconnect(),
             Action::Return { room, evict } => give_back(host, room, evict),
             Action::ReturnAll => return_unused(host, |_| 0),
-            Action::StopCountingRoom => update_all(host, Account::unlimit),
+            Action::StopMetering => update_all(host, Account::stop_metering),
             Action::Expect(expected) => update_all(host, |account| account.expect_scheduler(expected)),
-            Action::CountRoom => update_all(host, Account::limit),
+            Action::StartMetering => update_all(host, Account::start_metering),
             Action::CountHandOver => host.count_hand_over(),
             Action::CountDeferral => host.count_deferral(),
             Action::WarnAlone => host.warn_alone(),
@@ -329,11 +330,11 @@ impl Session {
             }
         }
         let keep = match &self.machine {
-            machine if machine.is_running() => |_: &Account<H::Tenant>| MAX_UNUSED,
-            machine if machine.is_parked() => |_: &Account<H::Tenant>| 0,
+            machine if machine.is_running() => |_: &Account<H::TenantQuota>| MAX_UNUSED,
+            machine if machine.is_parked() => |_: &Account<H::TenantQuota>| 0,
             // The room is for memory that comes back.
             machine if machine.is_next() => Account::absent,
-            _ => |_: &Account<H::Tenant>| u64::MAX,
+            _ => |_: &Account<H::TenantQuota>| u64::MAX,
         };
         return_unused(host, keep);
     }
@@ -355,7 +356,7 @@ fn close<H: Host>(host: &mut H) {
     update_all(host, Account::let_go);
 }
 
-fn update_all<H: Host>(host: &H, change: impl Fn(&mut Account<H::Tenant>)) {
+fn update_all<H: Host>(host: &H, change: impl Fn(&mut Account<H::TenantQuota>)) {
     for gpu in host.all() {
         host.update(gpu, &change);
     }
@@ -380,14 +381,14 @@ fn give_back<H: Host>(host: &mut H, Amount { gpu, bytes }: Amount, evict: bool) 
         host.say(ClientMessage::Room(Amount { gpu, bytes: unused }));
     }
     if evict && unused < bytes {
-        host.order(Order::Evict(Amount { gpu, bytes: bytes - unused }));
+        host.order(MoverOrder::Evict(Amount { gpu, bytes: bytes - unused }));
     } else {
         host.say(ClientMessage::Evicted { gpu, short: 0 });
     }
 }
 
 /// Gives unused room back, beyond the bytes that an account is to `keep`.
-fn return_unused<H: Host>(host: &mut H, keep: impl Fn(&Account<H::Tenant>) -> u64) {
+fn return_unused<H: Host>(host: &mut H, keep: impl Fn(&Account<H::TenantQuota>) -> u64) {
     for gpu in host.used() {
         let excess = host.account(gpu).map_or(0, |account| account.unused().saturating_sub(keep(&account)));
         if excess > 0 {

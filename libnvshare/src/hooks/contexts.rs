@@ -24,7 +24,7 @@ struct Primary {
 static PRIMARY: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
 /// Held during each retain and release of a primary context, and while the library notes it. Without this, a release during
 /// which another thread retains the context could not be distinguished from a release that ends it.
-static ORDER: Mutex<()> = Mutex::new(());
+static PRIMARY_CALLS: Mutex<()> = Mutex::new(());
 /// Green contexts, and the contexts that stand for them.
 static GREEN: Mutex<Vec<(CUgreenCtx, Arc<Context>)>> = Mutex::new(Vec::new());
 
@@ -108,7 +108,7 @@ pub(crate) unsafe fn retain_primary(
     context: *mut CUcontext,
     device: CUdevice,
 ) -> CUresult {
-    let _order = lock(&ORDER);
+    let _order = lock(&PRIMARY_CALLS);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(context, device) };
     if result == CUresult::SUCCESS && !context.is_null() {
@@ -240,7 +240,7 @@ pub(crate) unsafe fn release_primary(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { real(device) };
-    let _order = lock(&ORDER);
+    let _order = lock(&PRIMARY_CALLS);
     let left = lock(&PRIMARY).iter_mut().find(|known| known.device == device).map(|known| {
         known.retained = known.retained.saturating_sub(1);
         known.retained
@@ -257,7 +257,7 @@ pub(crate) unsafe fn release_primary(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn reset_primary(real: signatures::cuDevicePrimaryCtxReset, device: CUdevice) -> CUresult {
-    let _order = lock(&ORDER);
+    let _order = lock(&PRIMARY_CALLS);
     // SAFETY: the caller's argument.
     end_primary(device, || unsafe { real(device) }, || false)
 }
@@ -298,7 +298,7 @@ pub(crate) unsafe fn create_green(
     flags: c_uint,
 ) -> CUresult {
     // The function retains the primary context.
-    let _order = lock(&ORDER);
+    let _order = lock(&PRIMARY_CALLS);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(place, description, device, flags) };
     if result == CUresult::SUCCESS && !place.is_null() {
@@ -322,7 +322,7 @@ pub(crate) unsafe fn destroy_green(real: signatures::cuGreenCtxDestroy, green: C
     let Some(at) = known.iter().position(|(of, _)| *of == green) else { return call() };
     let (_, context) = known.swap_remove(at);
     drop(known);
-    let _order = lock(&ORDER);
+    let _order = lock(&PRIMARY_CALLS);
     let end_green = || {
         let (result, ended) = contexts::end(&context, call, || false);
         if ended {

@@ -11,7 +11,7 @@ use crate::driver::functions::{self, signatures};
 use crate::driver::types::{CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
 use crate::memory::admission::allocate;
 use crate::memory::allocations::{self, Kind};
-use crate::memory::backing::{Request, Work};
+use crate::memory::backing::{AllocationRequest, Work};
 use crate::memory::devices::Device;
 use crate::memory::{deferred_free, free};
 use crate::process::lock::lock;
@@ -28,7 +28,7 @@ pub(crate) unsafe fn alloc(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes) };
     };
-    let made = allocate(Request::for_device_memory(device, context, bytes as u64), || {
+    let made = allocate(AllocationRequest::for_device_memory(device, context, bytes as u64), || {
         let mut base = 0;
         // SAFETY: a place for the address, and a value.
         unsafe { real(&raw mut base, bytes) }.ok()?;
@@ -51,7 +51,7 @@ pub(crate) unsafe fn alloc_v1(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes) };
     };
-    let made = allocate(Request::new(device, context, Kind::Plain, u64::from(bytes)), || {
+    let made = allocate(AllocationRequest::new(device, context, Kind::Plain, u64::from(bytes)), || {
         let mut base = 0;
         // SAFETY: a place for the address, and a value.
         unsafe { real(&raw mut base, bytes) }.ok()?;
@@ -114,9 +114,9 @@ pub(crate) unsafe fn alloc_pitch(
     };
     // Without the pitch, the padding of rows is not known in advance, and the memory stays plain.
     let request = if known_pitch.is_some() {
-        Request::for_device_memory(device, context, bytes as u64)
+        AllocationRequest::for_device_memory(device, context, bytes as u64)
     } else {
-        Request::new(device, context, Kind::Plain, bytes as u64)
+        AllocationRequest::new(device, context, Kind::Plain, bytes as u64)
     };
     let made_pitch = Cell::new(known_pitch.unwrap_or(0));
     let made = allocate(request, || {
@@ -155,7 +155,7 @@ pub(crate) unsafe fn alloc_pitch_v1(
     };
     // The padding of rows is not known in advance. It is small compared with the memory of such a program.
     let bytes = u64::from(width) * u64::from(height);
-    let made = allocate(Request::new(device, context, Kind::Plain, bytes), || {
+    let made = allocate(AllocationRequest::new(device, context, Kind::Plain, bytes), || {
         let mut base = 0;
         // SAFETY: a place for the address, the caller's for the pitch, and values.
         unsafe { real(&raw mut base, pitch, width, height, element) }.ok()?;
@@ -180,7 +180,7 @@ pub(crate) unsafe fn alloc_managed(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes, flags) };
     };
-    let made = allocate(Request::new(device, context, Kind::ProgramsManaged, bytes as u64), || {
+    let made = allocate(AllocationRequest::new(device, context, Kind::ProgramsManaged, bytes as u64), || {
         driver::allocate_managed(bytes as u64, flags)
     });
     // SAFETY: not null, and where the driver would write.

@@ -10,7 +10,7 @@ use crate::driver::functions::{self, signatures};
 use crate::driver::types::{CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 use crate::memory::admission::allocate;
 use crate::memory::allocations::{self, Kind};
-use crate::memory::backing::Request;
+use crate::memory::backing::AllocationRequest;
 use crate::memory::devices::{self, Device};
 use crate::memory::{deferred_free, plain, pools};
 use crate::work::captures;
@@ -32,7 +32,7 @@ unsafe fn ordered(
     real: impl Fn(*mut CUdeviceptr) -> CUresult,
 ) -> CUresult {
     let Some((device, context)) = on.filter(|_| !place.is_null() && bytes > 0) else { return real(place) };
-    let made = allocate(Request::new(device, context, kind, bytes as u64), || {
+    let made = allocate(AllocationRequest::new(device, context, kind, bytes as u64), || {
         let mut base = 0;
         real(&raw mut base).ok()?;
         Ok(base)

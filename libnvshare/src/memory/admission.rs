@@ -10,7 +10,7 @@ use std::sync::Arc;
 use nvshare_client::{Admission, Caller, Residency, Wait};
 
 use super::allocations::{self, Allocation, Kind, Part};
-use super::backing::{self, Made, Request};
+use super::backing::{self, AllocationRequest, Made};
 use super::devices::Device;
 use super::{deferred_free, free, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
@@ -22,14 +22,14 @@ use ladder::{Ladder, Shortage};
 /// Makes an allocation within the limits, and enters it into the list. Returns its address. `call` makes one by the function that
 /// the program called.
 pub(crate) fn allocate(
-    request: Request,
+    request: AllocationRequest,
     call: impl Fn() -> Result<CUdeviceptr, CUresult>,
 ) -> Result<CUdeviceptr, CUresult> {
     if request.is_small() { in_slab(&request) } else { make(&request, call).map(|made| made.base) }
 }
 
 /// Makes a small allocation in a slab, which is made if there is none with room.
-fn in_slab(request: &Request) -> Result<CUdeviceptr, CUresult> {
+fn in_slab(request: &AllocationRequest) -> Result<CUdeviceptr, CUresult> {
     request.check_context()?;
     deferred_free::free_without_waiting();
     let asked = request.bytes;
@@ -48,7 +48,7 @@ fn in_slab(request: &Request) -> Result<CUdeviceptr, CUresult> {
 /// Makes memory of its own within the limits, and enters it into the list. `call` makes it by the function that the program
 /// called.
 pub(super) fn make(
-    request: &Request,
+    request: &AllocationRequest,
     call: impl Fn() -> Result<CUdeviceptr, CUresult>,
 ) -> Result<Arc<Allocation>, CUresult> {
     let (device, kind) = (request.device, request.kind);

@@ -5,10 +5,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvshare_client::machine::RETURN_PATIENCE;
-use nvshare_client::{Admission, Caller, DriverReserve, Kind, Refusal, Terms, Wait};
+use nvshare_client::{Admission, Caller, DeviceFacts, DriverReserve, Kind, Refusal, Wait};
 use nvshare_proto::env as names;
 use nvshare_proto::units::MIB;
-use nvshare_proto::{GpuUuid, MemoryMode, Seldom};
+use nvshare_proto::{GpuUuid, MemoryMode, ThrottledLine};
 
 use crate::driver;
 use crate::driver::types::{
@@ -16,7 +16,7 @@ use crate::driver::types::{
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
     CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, CUdevice, CUresult,
 };
-use crate::memory::quota::{self, Seat};
+use crate::memory::quota::{self, QuotaCell};
 use crate::process::config::Config;
 use crate::process::lock::lock;
 use crate::process::unwind::OnUnwind;
@@ -67,7 +67,7 @@ impl Drop for Awaited<'_> {
 }
 
 /// A device's account, with this process's place in its tenant's page.
-pub(crate) type Account = nvshare_client::Account<Seat>;
+pub(crate) type Account = nvshare_client::Account<QuotaCell>;
 
 static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
 
@@ -127,7 +127,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
             }
         }
     }
-    let terms = Terms {
+    let terms = DeviceFacts {
         gpu: GpuUuid(driver::device_uuid(ordinal)?),
         total: driver::device_total(ordinal)?,
         limit: config.limit(index),
@@ -262,8 +262,8 @@ impl Device {
     }
 
     /// Shares the limit with the tenant's other processes from now on, or stops doing so.
-    pub(crate) fn share_quota(&self, page: Option<quota::Mapped>) {
-        self.lock().share_limit(page.and_then(|page| page.seat(self.uuid)));
+    pub(crate) fn share_quota(&self, page: Option<quota::MappedPage>) {
+        self.lock().share_limit(page.and_then(|page| page.cell(self.uuid)));
     }
 
     /// Takes an allocation out of the account, `charged` bytes of which were charged.
@@ -319,7 +319,7 @@ impl Device {
             is_told
         });
         if is_lost {
-            static LOST: Seldom = Seldom::new(log::warn);
+            static LOST: ThrottledLine = ThrottledLine::new(log::warn);
             LOST.say(format_args!(
                 "the GPU has less memory for this program than the scheduler has given: another program has to leave"
             ));
@@ -379,8 +379,8 @@ impl Device {
     }
 
     /// Stops counting room, as there is no other client.
-    pub(crate) fn unlimit(&self) {
-        self.update_for_all(Account::unlimit);
+    pub(crate) fn stop_metering(&self) {
+        self.update_for_all(Account::stop_metering);
     }
 
     /// Bytes of room that are lacking now.

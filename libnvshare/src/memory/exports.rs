@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, TryLockError};
 
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 
 use crate::driver::types::CUipcMemHandle;
 use crate::process::answering::{self, QUESTION};
@@ -207,7 +207,7 @@ fn answer(question: &[u8; QUESTION], asker: c_int) {
         let parts = export.parts.iter().map(|(bytes, _)| *bytes).collect();
         (Arc::clone(export), TenantSettings { offset: *offset, asked: *asked, parts })
     };
-    static FAILS: Seldom = Seldom::new(log::warn);
+    static FAILS: ThrottledLine = ThrottledLine::new(log::warn);
     let Some(numbers) = export.numbers() else {
         FAILS.say(format_args!("the program has closed descriptors of memory that it shares"));
         return;

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 
 use super::exports::{Handle, TenantSettings};
 use crate::driver::types::{CUdevice, CUdeviceptr, CUipcMemHandle, CUmemAccessDesc, CUresult};
@@ -168,7 +168,7 @@ fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Resul
         return Ok(known.pointer);
     }
     let (given, descriptors) = fetch(handle).map_err(|(error, why)| {
-        static FAILS: Seldom = Seldom::new(log::warn);
+        static FAILS: ThrottledLine = ThrottledLine::new(log::warn);
         FAILS.say(format_args!("memory of another process cannot be opened: {why}"));
         error
     })?;

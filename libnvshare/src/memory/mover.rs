@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use nvshare_client::Order;
+use nvshare_client::MoverOrder;
 use nvshare_client::session::Done;
 use nvshare_proto::{Amount, GpuUuid};
 
@@ -31,7 +31,7 @@ const AGAIN: u32 = 3;
 const BEFORE_AGAIN: Duration = Duration::from_millis(10);
 
 struct Queue {
-    orders: VecDeque<(Order, u64)>,
+    orders: VecDeque<(MoverOrder, u64)>,
 }
 
 static QUEUE: Mutex<Queue> = Mutex::new(Queue { orders: VecDeque::new() });
@@ -48,8 +48,8 @@ static RESTORES: AtomicUsize = AtomicUsize::new(0);
 static REPORT: OnceLock<fn(Done)> = OnceLock::new();
 
 /// Gives the mover an order.
-pub(crate) fn post(order: Order) {
-    if let Order::Evict(room) = &order {
+pub(crate) fn post(order: MoverOrder) {
+    if let MoverOrder::Evict(room) = &order {
         EVICTIONS.fetch_add(1, Ordering::SeqCst);
         // Not beside a restore that is not over yet: the eviction would miss what is on its way.
         let is_beside = devices::used().nth(1).is_some() && RESTORES.load(Ordering::SeqCst) == 0;
@@ -64,8 +64,8 @@ pub(crate) fn post(order: Order) {
     POSTED.notify_one();
 }
 
-fn is_restore(order: &Order) -> bool {
-    matches!(order, Order::Restore | Order::RestoreEarly)
+fn is_restore(order: &MoverOrder) -> bool {
+    matches!(order, MoverOrder::Restore | MoverOrder::RestoreEarly)
 }
 
 /// Gives up the orders so far, except evictions.
@@ -98,23 +98,23 @@ pub(crate) fn run(to: fn(Done)) {
     loop {
         let (order, generation) = next();
         let cancelled = || GENERATION.load(Ordering::SeqCst) != generation;
-        let (is_restore, is_ahead) = (is_restore(&order), order == Order::RestoreEarly);
+        let (is_restore, is_ahead) = (is_restore(&order), order == MoverOrder::RestoreEarly);
         match order {
-            Order::Evict(room) => evict(room),
+            MoverOrder::Evict(room) => evict(room),
             _ if cancelled() => {}
-            Order::Drain(ticket) => {
+            MoverOrder::Drain(ticket) => {
                 if drain(cancelled) {
                     report(Done::Drained(ticket));
                 }
             }
-            Order::Restore | Order::RestoreEarly => {
+            MoverOrder::Restore | MoverOrder::RestoreEarly => {
                 let lacking = if is_ahead { Lacking::Wait } else { Lacking::GoOn };
                 if let Some(lacking) = restore(lacking, &cancelled) {
                     report(Done::Restored { lacking });
                 }
             }
-            Order::Probe => report(probe(cancelled)),
-            Order::Count(ticket) => {
+            MoverOrder::Probe => report(probe(cancelled)),
+            MoverOrder::Count(ticket) => {
                 if let Some(submissions) = count(cancelled) {
                     report(Done::Counted { ticket, submissions });
                 }
@@ -126,7 +126,7 @@ pub(crate) fn run(to: fn(Done)) {
     }
 }
 
-fn next() -> (Order, u64) {
+fn next() -> (MoverOrder, u64) {
     let mut queue = lock(&QUEUE);
     loop {
         if let Some(order) = queue.orders.pop_front() {
@@ -200,7 +200,8 @@ fn count(cancelled: impl Fn() -> bool) -> Option<u64> {
     const LOOK: Duration = Duration::from_micros(500);
     /// A capture that has not ended after this many looks may take long.
     const LOOKS: u32 = 400;
-    let is_other = |(order, _): &(Order, u64)| !matches!(order, Order::Count(_) | Order::Probe);
+    let is_other =
+        |(order, _): &(MoverOrder, u64)| !matches!(order, MoverOrder::Count(_) | MoverOrder::Probe);
     let given_up = || cancelled() || lifecycle::is_exiting() || lock(&QUEUE).orders.iter().any(is_other);
     let mut work = (0..LOOKS).find_map(|look| {
         if look > 0 {

@@ -18,7 +18,7 @@ use nvshare_proto::units::MIB;
 
 use super::admission;
 use super::allocations::{Allocation, Kind};
-use super::backing::Request;
+use super::backing::AllocationRequest;
 use super::charge::Charge;
 use super::devices::{self, Device};
 use super::free;
@@ -218,7 +218,8 @@ pub(crate) fn create(
     // Copies need a context. The driver's own memory needs none.
     let context = contexts::lasting(device.ordinal)?;
     let created = Some(*properties);
-    let request = Request { created, ..Request::new(device, context, Kind::Mapped, bytes) };
+    let request =
+        AllocationRequest { created, ..AllocationRequest::new(device, context, Kind::Mapped, bytes) };
     // No function of the driver makes such memory.
     let allocation = match admission::make(&request, || Err(CUresult::NOT_SUPPORTED)) {
         Ok(allocation) => allocation,

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use nvshare_client::Tenant;
+use nvshare_client::TenantQuota;
 use nvshare_proto::GpuUuid;
 use nvshare_proto::quota::Page;
 
@@ -12,20 +12,20 @@ use crate::process::lifecycle;
 
 /// This process's place in its tenant's page, for one GPU.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seat {
+pub(crate) struct QuotaCell {
     page: &'static Page,
     row: usize,
     column: usize,
 }
 
-impl Seat {
+impl QuotaCell {
     /// The tenant's processes that have memory on the GPU, by their own process numbers, and the bytes of each.
     pub(crate) fn processes(&self) -> Vec<(u32, u64)> {
         self.page.processes(self.column).collect()
     }
 }
 
-impl Tenant for Seat {
+impl TenantQuota for QuotaCell {
     fn used(&self) -> u64 {
         self.page.used(self.column)
     }
@@ -44,12 +44,12 @@ impl Tenant for Seat {
 
 /// A tenant's page, mapped.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Mapped {
+pub(crate) struct MappedPage {
     page: &'static Page,
     row: usize,
 }
 
-impl Mapped {
+impl MappedPage {
     /// Maps the page that the scheduler sent. The page of a session stays mapped, as a thread may be reading it at any time.
     /// There is one such page for each connection to a scheduler.
     pub(crate) fn map(descriptor: &OwnedFd, row: usize) -> io::Result<Self> {
@@ -93,7 +93,7 @@ impl Mapped {
     }
 
     /// The seat for a GPU.
-    pub(crate) fn seat(&self, gpu: GpuUuid) -> Option<Seat> {
-        Some(Seat { page: self.page, row: self.row, column: self.page.column(gpu)? })
+    pub(crate) fn cell(&self, gpu: GpuUuid) -> Option<QuotaCell> {
+        Some(QuotaCell { page: self.page, row: self.row, column: self.page.column(gpu)? })
     }
 }

@@ -5,11 +5,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 use nvshare_proto::units::MIB;
 
 use super::allocations::{Allocation, Kind};
-use super::backing::{Request, Work};
+use super::backing::{AllocationRequest, Work};
 use super::exports::Means;
 use super::mapping::least_piece;
 use super::{admission, deferred_free, devices, exports, free, physical};
@@ -50,7 +50,7 @@ impl Room {
         let holder = allocation.holder();
         let device = devices::get(holder.device).ok_or(CUresult::OUT_OF_MEMORY)?;
         let bytes = least_piece(holder.size, passing::MAX_DESCRIPTORS);
-        let request = Request::new(device, holder.context_to_move_in(), Kind::Mapped, bytes);
+        let request = AllocationRequest::new(device, holder.context_to_move_in(), Kind::Mapped, bytes);
         let made = admission::make(&request, || Err(CUresult::NOT_SUPPORTED)).map(Self);
         made.inspect_err(|error| say_refused(allocation, format_args!("{error:?}")))
     }
@@ -117,7 +117,7 @@ pub(crate) fn share(allocation: &Arc<Allocation>, room: Option<Room>) -> Result<
 }
 
 fn say_refused(allocation: &Allocation, why: std::fmt::Arguments<'_>) {
-    static REFUSED: Seldom = Seldom::new(log::warn);
+    static REFUSED: ThrottledLine = ThrottledLine::new(log::warn);
     let mib = allocation.asked().unwrap_or(0).div_ceil(MIB);
     REFUSED.say(format_args!("{mib} MiB cannot be shared with other processes: {why}"));
 }

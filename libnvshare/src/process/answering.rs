@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 
 use super::descriptor::{Descriptor, Held};
 use super::lock::lock;
@@ -204,7 +204,7 @@ fn accept(listener: c_int) -> Came {
         }
     };
     if !socket.get().is_some_and(is_own_users) {
-        static OTHERS: Seldom = Seldom::new(log::warn);
+        static OTHERS: ThrottledLine = ThrottledLine::new(log::warn);
         OTHERS
             .say(format_args!("another user's process has asked for this program's memory, and is refused"));
         return Came::OtherUser;

@@ -41,7 +41,7 @@ pub(crate) struct Config {
     /// Compute limits by the program's own device index.
     device_compute_limits: Vec<(usize, u8)>,
     /// The limits of the container's seat, which its programs can lower and not raise.
-    seat: Option<Seat>,
+    seat: Option<SeatLimits>,
     /// The process's own wish for a share of the GPUs' time.
     asked: Wishes,
     pub(crate) memory: MemoryMode,
@@ -59,7 +59,7 @@ pub(crate) struct Config {
 
 /// The limits of a seat, on each device, and its share.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seat {
+struct SeatLimits {
     /// In bytes.
     limit: Option<u64>,
     /// In per cent.
@@ -114,7 +114,7 @@ impl Config {
     /// The process's share of the GPUs' time, as far as it asks for one, or its seat sets one: the narrower of the two.
     pub(crate) fn asked(&self) -> Wishes {
         let mut asked = self.asked.clone();
-        if let Some(Seat { asked: seat, .. }) = &self.seat {
+        if let Some(SeatLimits { asked: seat, .. }) = &self.seat {
             let strictness = |enforcement| match enforcement {
                 Enforcement::Disable => 0,
                 Enforcement::Default => 1,
@@ -133,7 +133,7 @@ impl Config {
     fn keep_to(&mut self, limits: seat::Limits) -> Result<(), Error> {
         let seat = Self::parse(limits.into_iter())?;
         let (limit, compute_limit) = (seat.limit(0), seat.compute_limit(0));
-        self.seat = Some(Seat { limit, compute_limit, asked: seat.asked });
+        self.seat = Some(SeatLimits { limit, compute_limit, asked: seat.asked });
         Ok(())
     }
 

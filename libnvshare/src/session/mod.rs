@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
-use nvshare_client::Order;
+use nvshare_client::MoverOrder;
 use nvshare_client::launch_window::InFlight;
 use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::session::{Done, Host, Session};
@@ -43,10 +43,10 @@ const REFUSED_EVERY: Duration = Duration::from_secs(60);
 static DONE: Mutex<Vec<Done>> = Mutex::new(Vec::new());
 
 /// Asks the scheduler for the page of this process's tenant, once and without a session.
-pub(crate) fn ask_for_page() -> TenantPage<quota::Mapped> {
+pub(crate) fn ask_for_page() -> TenantPage<quota::MappedPage> {
     match wire::ask_for_page(config::run()) {
         TenantPage::Page((row, descriptor)) => {
-            quota::Mapped::map(&descriptor, row as usize).map_or(TenantPage::NoAnswer, TenantPage::Page)
+            quota::MappedPage::map(&descriptor, row as usize).map_or(TenantPage::NoAnswer, TenantPage::Page)
         }
         TenantPage::None => TenantPage::None,
         TenantPage::NoAnswer => TenantPage::NoAnswer,
@@ -80,7 +80,7 @@ pub(crate) fn start() {
             });
         } else {
             log::warn(format_args!("cannot start threads; the program runs as if alone"));
-            devices::all().for_each(Device::unlimit);
+            devices::all().for_each(Device::stop_metering);
             gate::open(InFlight::Unbounded);
         }
     });
@@ -321,7 +321,7 @@ impl Thread {
         let Some(descriptor) = self.library.wire.as_mut().and_then(|wire| wire.take_passed().pop()) else {
             return;
         };
-        match quota::Mapped::map(&descriptor, row as usize) {
+        match quota::MappedPage::map(&descriptor, row as usize) {
             Ok(page) => devices::all().for_each(|device| device.share_quota(Some(page))),
             Err(error) => log::warn(format_args!("cannot map the page of the tenant's limits: {error}")),
         }
@@ -375,7 +375,7 @@ impl Library {
 }
 
 impl Host for Library {
-    type Tenant = quota::Seat;
+    type TenantQuota = quota::QuotaCell;
 
     fn used(&self) -> Vec<GpuUuid> {
         devices::used().map(|device| device.uuid).collect()
@@ -441,7 +441,7 @@ impl Host for Library {
         gate::totals().0
     }
 
-    fn order(&mut self, order: Order) {
+    fn order(&mut self, order: MoverOrder) {
         mover::post(order);
     }
 

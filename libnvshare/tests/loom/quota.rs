@@ -15,12 +15,12 @@ use loom::thread;
 const LIMIT: u64 = 100;
 
 /// A tenant of two processes.
-struct Tenant {
+struct TenantQuota {
     used: AtomicU64,
     own: [AtomicU64; 2],
 }
 
-impl Tenant {
+impl TenantQuota {
     fn new(own: [u64; 2]) -> Arc<Self> {
         let used = AtomicU64::new(own.iter().sum());
         Arc::new(Self { used, own: own.map(AtomicU64::new) })
@@ -44,7 +44,7 @@ impl Tenant {
     }
 }
 
-fn spawn(tenant: &Arc<Tenant>, work: impl FnOnce(&Tenant) + 'static) -> thread::JoinHandle<()> {
+fn spawn(tenant: &Arc<TenantQuota>, work: impl FnOnce(&TenantQuota) + 'static) -> thread::JoinHandle<()> {
     let tenant = Arc::clone(tenant);
     thread::spawn(move || work(&tenant))
 }
@@ -52,7 +52,7 @@ fn spawn(tenant: &Arc<Tenant>, work: impl FnOnce(&Tenant) + 'static) -> thread::
 #[test]
 fn the_last_byte_goes_to_one_process() {
     loom::model(|| {
-        let tenant = Tenant::new([0, 0]);
+        let tenant = TenantQuota::new([0, 0]);
         let other = spawn(&tenant, |tenant| {
             tenant.charge(1, 60);
         });
@@ -67,7 +67,7 @@ fn the_last_byte_goes_to_one_process() {
 #[test]
 fn bytes_that_one_frees_another_can_have() {
     loom::model(|| {
-        let tenant = Tenant::new([60, 0]);
+        let tenant = TenantQuota::new([60, 0]);
         let other = spawn(&tenant, |tenant| {
             tenant.charge(1, 60);
         });
@@ -84,7 +84,7 @@ fn bytes_that_one_frees_another_can_have() {
 #[test]
 fn bytes_are_taken_back_once() {
     loom::model(|| {
-        let tenant = Tenant::new([60, 40]);
+        let tenant = TenantQuota::new([60, 40]);
         let scheduler = spawn(&tenant, |tenant| sums::reclaim(&tenant.used, &tenant.own[0]));
         let other = spawn(&tenant, |tenant| tenant.discharge(1, 10));
         tenant.discharge(0, 20);

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use nvshare_proto::cdi::KIND;
-use nvshare_proto::{GpuUuid, Priority, SeatName, Seldom};
+use nvshare_proto::{GpuUuid, Priority, SeatName, ThrottledLine};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -46,7 +46,7 @@ const TIDY_EVERY: Duration = Duration::from_secs(2);
 /// How often the pods of a claim with a high priority are looked at again.
 const LOOK_AGAIN_EVERY: Duration = Duration::from_secs(10);
 
-static NOT_REMOVED: Seldom = Seldom::new(|text| warn!("{text}"));
+static NOT_REMOVED: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
 
 /// The driver of a node.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -22,7 +22,7 @@ const SOCKET: &str = "gpu.nvshare.com@localhost.sock";
 /// How often the socket is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-static FAILING: Seldom = Seldom::new(|text| warn!("{text}"));
+static FAILING: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
 
 /// The path of the driver's socket. The kubelet watches its folder.
 #[must_use]

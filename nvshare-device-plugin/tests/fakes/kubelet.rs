@@ -24,7 +24,7 @@ use tonic::{Code, Status};
 use super::until;
 
 #[derive(Default)]
-struct Seen {
+struct GpuNews {
     /// By the names of the plugin's sockets.
     plugins: BTreeMap<String, Plugin>,
     followed: Vec<JoinHandle<()>>,
@@ -62,7 +62,7 @@ impl Deref for Kubelet {
 #[derive(Clone)]
 pub(crate) struct Counted {
     folder: PathBuf,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<GpuNews>>,
     resource: String,
     socket: String,
 }
@@ -80,7 +80,7 @@ impl Kubelet {
         }
         let pods = root.join("kubelet/pod-resources/kubelet.sock");
         let _ = fs::remove_file(&pods);
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(GpuNews::default()));
         let serve = |socket: &Path| {
             let (seen, folder) = (Arc::clone(&seen), folder.clone());
             let answers = move |call| answer(Arc::clone(&seen), folder.clone(), call);
@@ -230,7 +230,7 @@ impl Drop for Kubelet {
     }
 }
 
-async fn answer(seen: Arc<Mutex<Seen>>, folder: PathBuf, call: Call) -> Answer {
+async fn answer(seen: Arc<Mutex<GpuNews>>, folder: PathBuf, call: Call) -> Answer {
     match call.uri().path() {
         REGISTER => {
             let act = move |request| register(Arc::clone(&seen), folder.clone(), request);
@@ -249,7 +249,7 @@ async fn answer(seen: Arc<Mutex<Seen>>, folder: PathBuf, call: Call) -> Answer {
 
 /// The plugin has to answer before this call ends.
 async fn register(
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<GpuNews>>,
     folder: PathBuf,
     request: RegisterRequest,
 ) -> Result<Empty, Status> {

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_core::{Gang, Identity, MAX_GPUS_PER_CLIENT};
-use nvshare_proto::{ClientMessage, GpuUuid, Register, Reply, Request, SchedulerMessage, Seldom, Usage};
+use nvshare_proto::{
+    ClientMessage, GpuUuid, Register, Reply, Request, SchedulerMessage, ThrottledLine, Usage,
+};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -35,7 +37,7 @@ const TOO_MANY_GPUS: &str = "more GPUs are named than the machine can have";
 /// Frames that one connection may send.
 const FRAMES: Rate = Rate { burst: 8000, each_second: 4000 };
 /// One for each process.
-static NO_ROW: Seldom = Seldom::new(log::warn);
+static NO_ROW: ThrottledLine = ThrottledLine::new(log::warn);
 
 /// Why a connection ends.
 enum End {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use nvshare_proto::{AdminRequest, NO_PLACE, Reply, Request, Seldom};
+use nvshare_proto::{AdminRequest, NO_PLACE, Reply, Request, ThrottledLine};
 use rustix::net::{RecvFlags, recv};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
@@ -35,7 +35,7 @@ const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a process that has left and lives on is looked at: whether it runs another program by now.
 const LOOK_AT_IMAGES: Duration = Duration::from_secs(1);
 /// One for each connection that is refused.
-static TOO_MANY: Seldom = Seldom::new(log::warn);
+static TOO_MANY: ThrottledLine = ThrottledLine::new(log::warn);
 
 /// State that all connections share.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@ use nvshare_core::{ClientId, Config, Identity};
 use nvshare_proto::{AdminRequest, ClientMessage, GpuUuid, Register, Reply, SchedulerMessage, SeatName};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::gpus::Seen;
+use crate::gpus::NvmlReading;
 use crate::identity::{Described, Viewer};
 use crate::metrics::Question;
 
@@ -39,7 +39,7 @@ pub(crate) enum Command {
     /// A look at the processes of these clients found those that are stopped.
     Stopped(Vec<(ClientId, bool)>),
     /// NVML was asked about a GPU: its answer, if it knows the GPU.
-    Looked { gpu: GpuUuid, seen: Option<Seen> },
+    Looked { gpu: GpuUuid, seen: Option<NvmlReading> },
     /// An administrator makes a request.
     Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
     /// A process asks for the status on the clients' socket.

@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 pub(crate) use commands::{Command, Newcomer};
 
 use crate::events::Recorder;
-use crate::gpus::{self, NvmlThread, Seen};
+use crate::gpus::{self, NvmlReading, NvmlThread};
 use crate::host_memory::HostMemory;
 use crate::identity::{Described, Tenant, processes};
 use crate::metrics::Question;
@@ -368,7 +368,7 @@ impl CoreTask {
 
     /// Divides the memory that NVML has seen among the clients. A process that registered after NVML was asked, or
     /// has disconnected and not ended yet, is no stranger.
-    fn attribute(&self, gpu: GpuUuid, mut seen: Seen) -> Measured {
+    fn attribute(&self, gpu: GpuUuid, mut seen: NvmlReading) -> Measured {
         // A process that has come back has been several clients; only the last of them lives.
         let last_first = self.pids.iter().rev();
         let used = last_first.filter_map(|(&client, pid)| Some((client, seen.used.remove(pid)?))).collect();

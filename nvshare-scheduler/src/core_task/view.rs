@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, MemoryMode, Others, SeatName};
 
-use crate::gpus::Listed;
+use crate::gpus::ListedGpu;
 use crate::identity::{Described, Viewer};
 
 /// Whether a process is the viewer's own: of the same container, or outside containers of the same user.
@@ -59,7 +59,7 @@ fn allocated(client: &ClientStatus, gpu: GpuUuid) -> Option<u64> {
 }
 
 /// Adds numbers and models, and the GPUs that no client has used yet; the rows are in the order of the numbers.
-pub(crate) fn list_all(rows: &mut Vec<GpuStatus>, listed: &[Listed], idle: impl Fn(GpuUuid) -> GpuStatus) {
+pub(crate) fn list_all(rows: &mut Vec<GpuStatus>, listed: &[ListedGpu], idle: impl Fn(GpuUuid) -> GpuStatus) {
     let mut known: BTreeMap<GpuUuid, GpuStatus> = rows.drain(..).map(|row| (row.gpu, row)).collect();
     for gpu in listed {
         let row = known.remove(&gpu.gpu).unwrap_or_else(|| idle(gpu.gpu));
@@ -158,8 +158,8 @@ mod tests {
         let other = GpuUuid([2; 16]);
         let unlisted = GpuUuid([3; 16]);
         let listed = [
-            Listed { gpu: other, index: 0, name: "A".to_owned(), bus: String::new() },
-            Listed { gpu: GPU, index: 1, name: "B".to_owned(), bus: String::new() },
+            ListedGpu { gpu: other, index: 0, name: "A".to_owned(), bus: String::new() },
+            ListedGpu { gpu: GPU, index: 1, name: "B".to_owned(), bus: String::new() },
         ];
         let mut rows = vec![row(GPU), row(unlisted)];
         list_all(&mut rows, &listed, |gpu| GpuStatus { holders: Vec::new(), ..row(gpu) });

@@ -20,7 +20,7 @@ pub(crate) const DESCRIPTIONS: &str = "/proc/driver/nvidia/gpus";
 
 /// A GPU of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct ListedGpu {
     /// The GPU's name.
     pub(crate) gpu: GpuUuid,
     /// The GPU's number, in the order of the bus, as `nvidia-smi` counts.
@@ -33,7 +33,7 @@ pub(crate) struct Listed {
 
 /// Lists the GPUs that a folder describes; none where there is no such folder.
 #[must_use]
-pub(crate) fn list(descriptions: &Path) -> Vec<Listed> {
+pub(crate) fn list(descriptions: &Path) -> Vec<ListedGpu> {
     let folders = fs::read_dir(descriptions).into_iter().flatten().filter_map(Result::ok);
     let mut folders: Vec<_> = folders.map(|entry| entry.path()).collect();
     folders.sort();
@@ -60,7 +60,7 @@ pub(crate) fn most_named(descriptions: &Path) -> usize {
 #[derive(Debug)]
 pub(crate) struct Listing {
     descriptions: PathBuf,
-    listed: Arc<Mutex<Vec<Listed>>>,
+    listed: Arc<Mutex<Vec<ListedGpu>>>,
     /// The last look since the first, and when it began.
     look: Option<(JoinHandle<()>, Instant)>,
 }
@@ -73,7 +73,7 @@ impl Listing {
     }
 
     /// As they were last listed.
-    pub(crate) fn last(&self) -> Vec<Listed> {
+    pub(crate) fn last(&self) -> Vec<ListedGpu> {
         lock(&self.listed).clone()
     }
 
@@ -97,11 +97,11 @@ impl Listing {
     }
 }
 
-fn describe(index: u32, bus: String, text: &str) -> Option<Listed> {
+fn describe(index: u32, bus: String, text: &str) -> Option<ListedGpu> {
     let field = |name: &str| {
         text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
     };
-    Some(Listed { gpu: field("GPU UUID")?.parse().ok()?, index, name: field("Model")?, bus })
+    Some(ListedGpu { gpu: field("GPU UUID")?.parse().ok()?, index, name: field("Model")?, bus })
 }
 
 #[cfg(test)]
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(listing.last(), gpus);
         let gpu = "GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0".parse().unwrap();
         let (name, bus) = ("NVIDIA H100 80GB HBM3".to_owned(), "0000:65:00.0".to_owned());
-        assert_eq!(gpus, [Listed { gpu, index: 1, name, bus }]);
+        assert_eq!(gpus, [ListedGpu { gpu, index: 1, name, bus }]);
         assert_eq!(list(Path::new("/no/such/folder")), []);
     }
 

@@ -3,5 +3,5 @@
 mod listing;
 mod nvml;
 
-pub(crate) use listing::{DESCRIPTIONS, Listed, Listing, most_named};
-pub(crate) use nvml::{NvmlThread, Seen};
+pub(crate) use listing::{DESCRIPTIONS, ListedGpu, Listing, most_named};
+pub(crate) use nvml::{NvmlReading, NvmlThread};

@@ -15,7 +15,7 @@ use tracing::{debug, info};
 
 /// A GPU as NVML sees it, in bytes.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct NvmlReading {
     /// The GPU's memory.
     pub(crate) total: u64,
     /// Memory of each process: contexts, modules and plain memory. NVML does not see managed memory.
@@ -36,7 +36,7 @@ impl NvmlThread {
     /// Starts the thread, which opens NVML when it is first asked, and calls `answer`, with none where NVML does not
     /// know the GPU. Opening NVML wakes a sleeping GPU, which takes a second, and programs that start wait during
     /// that time: with `--gpu-memory`, NVML is not needed and not opened.
-    pub(crate) fn start(answer: impl Fn(GpuUuid, Option<Seen>) + Send + 'static) -> Self {
+    pub(crate) fn start(answer: impl Fn(GpuUuid, Option<NvmlReading>) + Send + 'static) -> Self {
         let (questions, received) = mpsc::channel::<GpuUuid>();
         let work = move || {
             let mut received = received.into_iter().peekable();
@@ -94,7 +94,7 @@ fn why(error: &NvmlError) -> String {
 const MAX_SILENT: usize = 64;
 
 /// Asks NVML about a GPU.
-fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<Seen, NvmlError> {
+fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<NvmlReading, NvmlError> {
     let device = nvml.device_by_uuid(gpu.to_string())?;
     let memory = device.memory_info()?;
     let (mut used, mut listed) = (BTreeMap::new(), BTreeMap::new());
@@ -113,7 +113,7 @@ fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<Seen, NvmlError> {
         }
     }
     let listed = listed.into_values().fold(0, u64::saturating_add);
-    Ok(Seen { total: memory.total, used, unowned: memory.used.saturating_sub(listed) })
+    Ok(NvmlReading { total: memory.total, used, unowned: memory.used.saturating_sub(listed) })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::units::{Bytes, MIB};
-use nvshare_proto::{HostSegment, MAX_SEGMENTS, SEGMENT, Seldom};
+use nvshare_proto::{HostSegment, MAX_SEGMENTS, SEGMENT, ThrottledLine};
 use tokio::sync::mpsc as channel;
 use tracing::{debug, info, warn};
 
@@ -36,7 +36,7 @@ const SMALL: u64 = 32 * MIB;
 /// A client is told once in this time that others lack memory.
 const TELL_AGAIN: Duration = Duration::from_millis(20);
 /// Claims of clients that are not believed.
-static NOT_BELIEVED: Seldom = Seldom::new(log::warn);
+static NOT_BELIEVED: ThrottledLine = ThrottledLine::new(log::warn);
 /// Segments that one owner may have.
 pub(super) const MAX_EACH: usize = 512;
 

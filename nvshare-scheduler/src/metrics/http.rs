@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex as StdMutex};
 use std::time::{Duration, Instant};
 
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -163,7 +163,7 @@ fn why(address: &Address, error: &io::Error) -> String {
 
 async fn refused(error: &io::Error) {
     // The process may be out of descriptors: that passes, and must not become a busy loop.
-    static NOT_ACCEPTED: Seldom = Seldom::new(log::warn);
+    static NOT_ACCEPTED: ThrottledLine = ThrottledLine::new(log::warn);
     NOT_ACCEPTED.say(format_args!("a reader of metrics cannot be accepted: {error}"));
     sleep(Duration::from_millis(100)).await;
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_core::MAX_GPUS_PER_CLIENT;
-use nvshare_proto::{GpuUuid, Occupant, Seat, SeatName, Seldom, TenantSettings, Wishes};
+use nvshare_proto::{GpuUuid, Occupant, Seat, SeatName, TenantSettings, ThrottledLine, Wishes};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, spawn_blocking};
@@ -34,11 +34,11 @@ const READ_BEFORE: Duration = Duration::from_secs(10);
 /// Longest part of a occupant's name. Kubernetes has the same limit.
 const MAX_NAME: usize = 253;
 /// Tried again every few milliseconds.
-static NOT_ACCEPTED: Seldom = Seldom::new(log::warn);
+static NOT_ACCEPTED: ThrottledLine = ThrottledLine::new(log::warn);
 /// Tried again each second.
-static NOT_MADE: Seldom = Seldom::new(log::warn);
+static NOT_MADE: ThrottledLine = ThrottledLine::new(log::warn);
 /// Tried again each second.
-static NOT_KEPT: Seldom = Seldom::new(log::warn);
+static NOT_KEPT: ThrottledLine = ThrottledLine::new(log::warn);
 
 /// A connection to a seat's socket.
 pub(crate) type Arrival = (UnixStream, Inside);

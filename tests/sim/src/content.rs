@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use nvshare_client::content::{self, Hash, Keys, Seen};
+use nvshare_client::content::{self, ContentCheck, Hash, Keys};
 
 use crate::config::{Held, Lie};
 use crate::memory::Piece;
@@ -83,8 +83,10 @@ fn run(p: &Process, launch: Launch) {
         let seen = see(p, address, launch.words as usize * 16, &launch.keys);
         let seen = seen.map(|seen| lie(p, address, launch.words, seen));
         let (hash, state) = match seen {
-            Some(Seen::Zero) => ([0; 2], 1),
-            Some(Seen::Data(hash)) => (hash.filter(|_| launch.hashes).map_or([0; 2], |Hash(hash)| hash), 2),
+            Some(ContentCheck::Zero) => ([0; 2], 1),
+            Some(ContentCheck::Data(hash)) => {
+                (hash.filter(|_| launch.hashes).map_or([0; 2], |Hash(hash)| hash), 2)
+            }
             None => return,
         };
         // SAFETY: as above.
@@ -93,7 +95,7 @@ fn run(p: &Process, launch: Launch) {
 }
 
 /// Looks at a piece of a card's memory, or of the host's.
-fn see(p: &Process, address: u64, bytes: usize, keys: &Keys) -> Option<Seen> {
+fn see(p: &Process, address: u64, bytes: usize, keys: &Keys) -> Option<ContentCheck> {
     let is_host = p.tables().is_host(address as usize, bytes);
     if is_host {
         // SAFETY: page-locked memory of the program, as a card reaches it.
@@ -105,13 +107,13 @@ fn see(p: &Process, address: u64, bytes: usize, keys: &Keys) -> Option<Seen> {
 }
 
 /// A card that does not see what is there, if the tests ask for one. The kernel's first launch, for few words, is true.
-fn lie(p: &Process, address: u64, words: u32, seen: Seen) -> Seen {
+fn lie(p: &Process, address: u64, words: u32, seen: ContentCheck) -> ContentCheck {
     if u64::from(words) * 16 < BLOCK {
         return seen;
     }
     match p.world.config().lie {
-        Some(Lie::Zeros) if (address / BLOCK).is_multiple_of(2) => Seen::Zero,
-        Some(Lie::Unchanged) if seen != Seen::Zero => Seen::Data(Some(Hash([7, 7]))),
+        Some(Lie::Zeros) if (address / BLOCK).is_multiple_of(2) => ContentCheck::Zero,
+        Some(Lie::Unchanged) if seen != ContentCheck::Zero => ContentCheck::Data(Some(Hash([7, 7]))),
         _ => seen,
     }
 }

@@ -1,6 +1,6 @@
 //! Admission of allocations to the account, and their release.
 
-use super::{Account, DriverReserve, LimitUse, Tenant};
+use super::{Account, DriverReserve, LimitUse, TenantQuota};
 use crate::kind::Kind;
 
 /// The outcome of an admission.
@@ -42,7 +42,7 @@ pub enum Caller {
     OutsideGate,
 }
 
-impl<T: Tenant> Account<T> {
+impl<T: TenantQuota> Account<T> {
     /// Admits an allocation, if limits allow. An allocation from a pool first takes bytes that the pool has kept.
     ///
     /// Inside the gate all memory needs room; outside, only memory that [needs room](Kind::needs_room) wherever the lock is.
@@ -168,13 +168,13 @@ impl<T: Tenant> Account<T> {
     #[must_use]
     pub fn may_spill(&self, kind: Kind) -> bool {
         kind != Kind::Mapped
-            && (self.terms.oversubscribe || self.managed > 0 || kind == Kind::ProgramsManaged)
+            && (self.facts.oversubscribe || self.managed > 0 || kind == Kind::ProgramsManaged)
     }
 
     /// Whether graphs have brought the process, or its tenant, over its limit. A process that is shut out keeps what it has.
     #[must_use]
     pub fn is_over_limit_by_graphs(&self) -> bool {
-        self.reserve.graphs > 0 && self.terms.limit.is_some_and(|limit| self.used() > limit)
+        self.reserve.graphs > 0 && self.facts.limit.is_some_and(|limit| self.used() > limit)
     }
 
     /// Whether `bytes` more would be within the limits without the driver's reserve.
@@ -190,20 +190,20 @@ impl<T: Tenant> Account<T> {
     #[must_use]
     pub fn fits_alone(&self, bytes: u64, free_at_first: u64) -> bool {
         let unmanaged = self.allocated.saturating_sub(self.managed);
-        self.terms.oversubscribe || unmanaged.saturating_add(bytes) <= free_at_first
+        self.facts.oversubscribe || unmanaged.saturating_add(bytes) <= free_at_first
     }
 
     /// Bytes that the process may have at most. Its own managed memory takes no place: the driver moves it away.
     fn most(&self) -> u64 {
         let fits = self.most_on_card().saturating_add(self.managed);
-        self.own_limit().min(if self.terms.oversubscribe { u64::MAX } else { fits })
+        self.own_limit().min(if self.facts.oversubscribe { u64::MAX } else { fits })
     }
 
     fn own_limit(&self) -> u64 {
-        let Some(limit) = self.terms.limit else { return u64::MAX };
+        let Some(limit) = self.facts.limit else { return u64::MAX };
         match self.limit_use {
             LimitUse::Known => limit,
-            LimitUse::Unknown if !self.terms.is_of_seat => limit,
+            LimitUse::Unknown if !self.facts.is_of_seat => limit,
             LimitUse::Unknown | LimitUse::ShutOut => 0,
         }
     }

@@ -3,20 +3,20 @@
 use nvshare_proto::Usage;
 use nvshare_proto::units::MIB;
 
-use super::{Account, LimitUse, Tenant};
+use super::{Account, LimitUse, TenantQuota};
 
 /// Growth beyond this is reported at once, in bytes.
 const REPORT_STEP: u64 = 64 * MIB;
 
-impl<T: Tenant> Account<T> {
+impl<T: TenantQuota> Account<T> {
     /// The usage that the scheduler is told; notes it as told. Lost room counts as allocated: a process that runs beside this
     /// one has to do without it.
     pub fn usage(&mut self) -> Usage {
         self.reported = (self.allocated + self.lost, self.charged);
         Usage {
-            gpu: self.terms.gpu,
-            total: self.terms.total,
-            limit: self.terms.limit.unwrap_or(0),
+            gpu: self.facts.gpu,
+            total: self.facts.total,
+            limit: self.facts.limit.unwrap_or(0),
             allocated: self.allocated + self.lost,
             absent: self.absent(),
             immovable: self.allocated.saturating_sub(self.movable).saturating_sub(self.reserve.managed_pools),
@@ -46,12 +46,12 @@ impl<T: Tenant> Account<T> {
     /// The limit in bytes of the process, or of its tenant.
     #[must_use]
     pub fn allocation_limit(&self) -> Option<u64> {
-        self.terms.limit
+        self.facts.limit
     }
 
     /// Sets another limit. Memory beyond it stays, and no more is admitted.
     pub fn set_allocation_limit(&mut self, limit: Option<u64>) {
-        self.terms.limit = limit;
+        self.facts.limit = limit;
     }
 
     /// Sets the bytes that the GPU's clients may fill together: they were measured anew, and lost room is without them.
@@ -89,14 +89,14 @@ impl<T: Tenant> Account<T> {
     /// Whether the limit is a seat's, which its processes have together.
     #[must_use]
     pub fn is_limit_of_seat(&self) -> bool {
-        self.terms.is_of_seat
+        self.facts.is_of_seat
     }
 
     /// Whether it is not known yet which processes share the limit: the scheduler says so before it tells the capacity. A seat's
     /// process waits also after the session has given up the wait for an answer.
     #[must_use]
     pub fn is_limit_awaited(&self) -> bool {
-        let is_awaited = self.limit_use == LimitUse::Unknown && (self.terms.is_of_seat || !self.unmetered);
-        self.terms.limit.is_some() && is_awaited
+        let is_awaited = self.limit_use == LimitUse::Unknown && (self.facts.is_of_seat || !self.unmetered);
+        self.facts.limit.is_some() && is_awaited
     }
 }

@@ -1,6 +1,6 @@
 //! Allocations that wait for room. The caller does the waiting itself.
 
-use super::{Account, Tenant};
+use super::{Account, TenantQuota};
 use crate::kind::Kind;
 
 /// How long an allocation waits for its room.
@@ -20,7 +20,7 @@ impl Wait {
     }
 }
 
-impl<T: Tenant> Account<T> {
+impl<T: TenantQuota> Account<T> {
     /// An allocation begins to wait for room of `lacks` bytes.
     pub fn begin_waiting(&mut self, lacks: u64) {
         self.needs = self.needs.max(lacks);

@@ -9,7 +9,7 @@ pub type Ticket = u64;
 
 /// An order to the mover, which waits for work and moves memory. Orders are carried out one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Order {
+pub enum MoverOrder {
     /// Wait until all submitted work is complete. The gate is closed.
     Drain(Ticket),
     /// Bring absent memory back, as far as there is room.
@@ -88,7 +88,7 @@ pub enum Action {
     /// Bound work in flight, or stop doing so.
     Bound(InFlight),
     /// Give this order to the mover.
-    Post(Order),
+    Post(MoverOrder),
     /// Have the mover give up its orders.
     Cancel,
     /// Close the gate if nothing was submitted since: answered by [`Input::WentIdle`], [`Input::Busy`] or
@@ -117,12 +117,12 @@ pub enum Action {
     /// Give back all unused room.
     ReturnAll,
     /// Do not count room from now on.
-    StopCountingRoom,
+    StopMetering,
     /// The scheduler that was lost may come back soon, or is not waited for any more. An allocation for which the card has no
     /// memory waits until one of the two is known.
     Expect(bool),
     /// Count room again, from the sums that were last reported.
-    CountRoom,
+    StartMetering,
     /// Count a hand-over.
     CountHandOver,
     /// Count a deferred drain.

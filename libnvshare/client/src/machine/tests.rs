@@ -73,7 +73,7 @@ fn asks_once_and_opens_only_when_everything_is_back() {
     let granted =
         client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![room(8)] });
     assert_eq!(granted, [Action::Give(room(8)), Action::Begin { anyway: false }]);
-    assert_eq!(client.feed(Input::StillAbsent), [Action::Post(Order::Restore)]);
+    assert_eq!(client.feed(Input::StillAbsent), [Action::Post(MoverOrder::Restore)]);
     assert_eq!(client.feed(Input::Restored { lacking: vec![] }), [Action::Begin { anyway: false }]);
     let began = client.feed(Input::Began);
     assert!(began.contains(&Action::Send(ClientMessage::Running { epoch: epoch(1) })), "{began:?}");
@@ -88,7 +88,7 @@ fn a_restore_that_lacks_room_asks_for_it_and_waits() {
     assert_eq!(asked, [Action::Report, Action::Send(ClientMessage::NeedRoom(room(5)))]);
     assert_eq!(
         client.hear(SchedulerMessage::Room(room(5))),
-        [Action::Give(room(5)), Action::Post(Order::Restore)]
+        [Action::Give(room(5)), Action::Post(MoverOrder::Restore)]
     );
     // No room is to be had: page faults, rather than waiting for ever.
     assert_eq!(
@@ -101,7 +101,7 @@ fn a_restore_that_lacks_room_asks_for_it_and_waits() {
 fn gives_the_lock_back_only_when_drained() {
     let mut client = Client::running_contended();
     let dropped = client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
-    assert_eq!(dropped, [Action::Close, Action::Cancel, Action::Post(Order::Drain(1))]);
+    assert_eq!(dropped, [Action::Close, Action::Cancel, Action::Post(MoverOrder::Drain(1))]);
     client.feed(Input::ThreadsWaiting);
     assert_eq!(client.tick(100, 1, 0), []);
     let released = client.feed(Input::Drained(1));
@@ -158,7 +158,7 @@ fn a_client_freed_while_it_drains_opens_its_gate_at_once() {
     let mut client = Client::running_contended();
     client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 50_000 });
     let freed = client.hear(SchedulerMessage::SchedOff);
-    assert_eq!(freed, [Action::Cancel, Action::StopCountingRoom, Action::Begin { anyway: false }]);
+    assert_eq!(freed, [Action::Cancel, Action::StopMetering, Action::Begin { anyway: false }]);
 }
 
 #[test]
@@ -181,11 +181,11 @@ fn an_eviction_moves_memory_only_behind_a_closed_gate() {
 fn idle_after_a_pause_behind_complete_work_and_not_between_steps() {
     let mut client = Client::running_contended();
     assert_eq!(client.tick(1, 0, 10), []);
-    assert_eq!(client.tick(6, 0, 10), [Action::Post(Order::Probe)]);
+    assert_eq!(client.tick(6, 0, 10), [Action::Post(MoverOrder::Probe)]);
     assert_eq!(client.feed(Input::Quiet { submissions: 10 }), []);
     // The next step comes 20 ms later: not idle.
     assert_eq!(client.tick(20, 0, 11), []);
-    assert_eq!(client.tick(6, 0, 11), [Action::Post(Order::Probe)]);
+    assert_eq!(client.tick(6, 0, 11), [Action::Post(MoverOrder::Probe)]);
     assert_eq!(client.feed(Input::Quiet { submissions: 11 }), []);
     assert_eq!(client.tick(24, 0, 11), []);
     assert_eq!(client.tick(2, 0, 11), [Action::TryIdle { submissions: 11 }]);
@@ -198,7 +198,7 @@ fn idle_after_a_pause_behind_complete_work_and_not_between_steps() {
 fn an_earlier_look_at_the_work_does_not_make_a_new_grant_idle() {
     let mut client = Client::running_contended();
     assert_eq!(client.tick(1, 0, 10), []);
-    assert_eq!(client.tick(6, 0, 10), [Action::Post(Order::Probe)]);
+    assert_eq!(client.tick(6, 0, 10), [Action::Post(MoverOrder::Probe)]);
     client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
     // The mover's answer was on its way already.
     client.feed(Input::Quiet { submissions: 10 });
@@ -225,21 +225,21 @@ fn a_thread_that_has_not_woken_yet_does_not_ask_for_the_lock_again() {
 fn a_program_without_a_scheduler_runs_and_warns_once() {
     let mut client = Client::new();
     let alone = client.feed(Input::Nobody);
-    assert_eq!(alone, [Action::WarnAlone, Action::StopCountingRoom, Action::Begin { anyway: false }]);
+    assert_eq!(alone, [Action::WarnAlone, Action::StopMetering, Action::Begin { anyway: false }]);
     client.feed(Input::Began);
     assert_eq!(client.machine.gate(), Gate::Open);
     assert_eq!(client.feed(Input::Nobody), []);
     // The client joins with an open gate.
     let joined =
         client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Running(epoch(4)) });
-    assert_eq!(joined, [Action::CountRoom]);
+    assert_eq!(joined, [Action::StartMetering]);
     assert!(client.machine.is_running());
 }
 
 #[test]
 fn a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever() {
     let mut holder = Client::running_contended();
-    let lost = [Action::StopCountingRoom, Action::Bound(InFlight::Unbounded), Action::Expect(true)];
+    let lost = [Action::StopMetering, Action::Bound(InFlight::Unbounded), Action::Expect(true)];
     assert_eq!(holder.feed(Input::Lost), lost);
     assert_eq!(holder.machine.gate(), Gate::Open);
     // An allocation that lacks memory waits for the scheduler as long as a parked program does.
@@ -254,14 +254,14 @@ fn a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever() {
     assert_eq!(parked.wait(MS(4900)), []);
     assert_eq!(
         parked.tick(200, 0, 0),
-        [Action::Reconnect, Action::StopCountingRoom, Action::Begin { anyway: false }]
+        [Action::Reconnect, Action::StopMetering, Action::Begin { anyway: false }]
     );
 
     let mut draining = Client::running_contended();
     draining.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
     assert_eq!(
         draining.feed(Input::Lost),
-        [Action::Cancel, Action::StopCountingRoom, Action::Begin { anyway: false }, Action::Expect(true)]
+        [Action::Cancel, Action::StopMetering, Action::Begin { anyway: false }, Action::Expect(true)]
     );
 }
 
@@ -270,7 +270,7 @@ fn a_scheduler_that_is_back_is_expected_no_more() {
     let mut client = Client::running_contended();
     client.feed(Input::Lost);
     let back = client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Running(epoch(4)) });
-    assert_eq!(back, [Action::Expect(false), Action::CountRoom]);
+    assert_eq!(back, [Action::Expect(false), Action::StartMetering]);
     assert_eq!(client.tick(6000, 0, 0), []);
 }
 
@@ -278,9 +278,9 @@ fn a_scheduler_that_is_back_is_expected_no_more() {
 fn a_restore_ends_when_a_scheduler_parks_the_program() {
     let mut client = Client::new();
     client.feed(Input::Nobody);
-    assert_eq!(client.feed(Input::StillAbsent), [Action::Post(Order::Restore)]);
+    assert_eq!(client.feed(Input::StillAbsent), [Action::Post(MoverOrder::Restore)]);
     let parked = client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Parked });
-    assert_eq!(parked, [Action::Cancel, Action::CountRoom]);
+    assert_eq!(parked, [Action::Cancel, Action::StartMetering]);
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn a_scheduler_that_hangs_is_as_good_as_lost() {
     assert_eq!(client.tick(100, 0, 0), [Action::Send(ClientMessage::Ping)]);
     assert_eq!(client.wait(MS(4900)), [Action::SayWaiting]);
     let alone = client.tick(100, 0, 0);
-    assert_eq!(alone, [Action::Reconnect, Action::StopCountingRoom, Action::Begin { anyway: false }]);
+    assert_eq!(alone, [Action::Reconnect, Action::StopMetering, Action::Begin { anyway: false }]);
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn a_gate_that_opened_before_the_answer_to_register_is_registered_as_it_is() {
     client.feed(Input::Registering);
     assert_eq!(
         client.wait(MS(5000)),
-        [Action::SayWaiting, Action::Reconnect, Action::StopCountingRoom, Action::Begin { anyway: false }]
+        [Action::SayWaiting, Action::Reconnect, Action::StopMetering, Action::Begin { anyway: false }]
     );
     client.feed(Input::Began);
     let late = client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Parked });
@@ -350,7 +350,7 @@ fn room_of_nothing_means_that_there_is_no_more() {
         client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![room(0)] });
     assert!(!granted.contains(&Action::TryLost(GPU)), "in a grant it says nothing: {granted:?}");
     let some = client.hear(SchedulerMessage::Room(room(7)));
-    assert_eq!(some, [Action::Give(room(7)), Action::Post(Order::Restore)]);
+    assert_eq!(some, [Action::Give(room(7)), Action::Post(MoverOrder::Restore)]);
     let none = client.hear(SchedulerMessage::Room(room(0)));
     assert_eq!(none, [Action::Give(room(0)), Action::TryLost(GPU), Action::Begin { anyway: false }]);
 }
@@ -374,12 +374,12 @@ fn scheduling_may_be_switched_off_and_on_at_any_moment() {
     client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![] });
     assert_eq!(
         client.hear(SchedulerMessage::SchedOff),
-        [Action::StopCountingRoom, Action::Begin { anyway: false }]
+        [Action::StopMetering, Action::Begin { anyway: false }]
     );
     // Scheduling is on again before the client's gate was open: room is counted again.
     assert_eq!(
         client.hear(SchedulerMessage::SchedOn { epoch: epoch(2) }),
-        [Action::CountRoom, Action::Begin { anyway: false }]
+        [Action::StartMetering, Action::Begin { anyway: false }]
     );
     let began = client.feed(Input::Began);
     assert!(began.contains(&Action::Send(ClientMessage::Running { epoch: epoch(2) })), "{began:?}");
@@ -406,7 +406,7 @@ fn next() -> Client {
     let mut client = Client::registered(InitialState::Parked);
     client.feed(Input::ThreadsWaiting);
     let first = client.hear(SchedulerMessage::Restore(room(5)));
-    assert_eq!(first, [Action::Give(room(5)), Action::Post(Order::RestoreEarly)]);
+    assert_eq!(first, [Action::Give(room(5)), Action::Post(MoverOrder::RestoreEarly)]);
     client
 }
 
@@ -415,13 +415,13 @@ fn memory_comes_back_behind_the_closed_gate_and_the_gate_opens_with_the_lock() {
     let mut client = next();
     assert_eq!(
         client.hear(SchedulerMessage::Restore(room(3))),
-        [Action::Give(room(3)), Action::Post(Order::RestoreEarly)]
+        [Action::Give(room(3)), Action::Post(MoverOrder::RestoreEarly)]
     );
     assert_eq!(client.feed(Input::Restored { lacking: vec![] }), [Action::Report], "the gate stays closed");
     let granted =
         client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![room(2)] });
     assert_eq!(granted, [Action::Give(room(2)), Action::Cancel, Action::Begin { anyway: false }]);
-    assert_eq!(client.feed(Input::StillAbsent), [Action::Post(Order::Restore)]);
+    assert_eq!(client.feed(Input::StillAbsent), [Action::Post(MoverOrder::Restore)]);
 }
 
 #[test]
@@ -443,7 +443,7 @@ fn a_restore_ahead_of_the_lock_stops_when_the_order_is_to_evict() {
 #[test]
 fn nothing_waits_for_room_of_a_scheduler_that_is_lost_or_does_not_schedule() {
     assert_eq!(next().feed(Input::Lost), [Action::Cancel]);
-    let freed = [Action::Cancel, Action::StopCountingRoom, Action::Begin { anyway: false }];
+    let freed = [Action::Cancel, Action::StopMetering, Action::Begin { anyway: false }];
     assert_eq!(next().hear(SchedulerMessage::SchedOff), freed);
     let mut returned = next();
     assert_eq!(
@@ -467,6 +467,6 @@ fn room_to_restore_into_that_comes_late_is_taken_and_changes_nothing() {
     granted.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![] });
     assert_eq!(
         granted.hear(SchedulerMessage::Restore(room(5))),
-        [Action::Give(room(5)), Action::Post(Order::Restore)]
+        [Action::Give(room(5)), Action::Post(MoverOrder::Restore)]
     );
 }

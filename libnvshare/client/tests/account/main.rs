@@ -5,7 +5,7 @@ mod model;
 
 use nvshare_client::Kind;
 use nvshare_client::account::{
-    Absent, Account, Admission, Caller, DriverReserve, Refusal, TURNS_WITHOUT, Terms, Wait,
+    Absent, Account, Admission, Caller, DeviceFacts, DriverReserve, Refusal, TURNS_WITHOUT, Wait,
 };
 use proptest::prelude::*;
 
@@ -210,13 +210,13 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
             }
         }
         Operation::Unlimit => {
-            account.unlimit();
+            account.stop_metering();
             model.is_metered = false;
             model.lost = 0;
             model.needs = 0;
         }
         Operation::Limit => {
-            account.limit();
+            account.start_metering();
             // The scheduler goes by what it was told last.
             model.granted = i128::from(model.told);
             model.lost = 0;
@@ -338,7 +338,7 @@ proptest! {
 #[test]
 fn memory_of_a_broken_context_is_immovable_until_it_is_freed() {
     let mut account: Account<Shared> = Account::new(terms(false, false));
-    account.unlimit();
+    account.stop_metering();
     for bytes in [5, 3] {
         assert_eq!(account.admit(bytes, Kind::Mapped, Caller::InsideGate), Ok(Admission::Charged(bytes)));
     }
@@ -356,7 +356,7 @@ fn memory_of_a_broken_context_is_immovable_until_it_is_freed() {
 fn a_process_that_is_shut_out_keeps_what_it_has_and_gets_no_more_until_it_is_let_in() {
     let mut account: Account<Shared> = Account::new(terms(true, false));
     assert!(account.is_limit_awaited(), "others may share the limit");
-    account.unlimit();
+    account.stop_metering();
     assert!(!account.is_limit_awaited());
     let mut ask = |change: fn(&mut Account<Shared>)| {
         change(&mut account);
@@ -374,12 +374,12 @@ fn a_process_that_is_shut_out_keeps_what_it_has_and_gets_no_more_until_it_is_let
 
 #[test]
 fn a_seats_process_has_nothing_of_the_limit_until_the_scheduler_answers_or_is_found_missing() {
-    let of_a_seat = || Account::<Shared>::new(Terms { is_of_seat: true, ..terms(true, false) });
+    let of_a_seat = || Account::<Shared>::new(DeviceFacts { is_of_seat: true, ..terms(true, false) });
     let ask = |account: &mut Account<Shared>| account.admit(5, Kind::Mapped, Caller::InsideGate);
     let refused = Err(Refusal::Own { used: 0, most: 0 });
     // The session has given up the wait for an answer.
     let mut unanswered = of_a_seat();
-    unanswered.unlimit();
+    unanswered.stop_metering();
     assert!(unanswered.is_limit_awaited());
     assert_eq!(ask(&mut unanswered), refused);
     let (mut missing, mut answered) = (unanswered, unanswered);

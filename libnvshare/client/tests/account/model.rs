@@ -3,14 +3,14 @@
 use std::cell::Cell;
 
 use nvshare_client::Kind;
-use nvshare_client::account::{Account, DriverReserve, Tenant, Terms};
+use nvshare_client::account::{Account, DeviceFacts, DriverReserve, TenantQuota};
 use nvshare_proto::GpuUuid;
 
 pub(crate) const TOTAL: u64 = 200;
 const LIMIT: u64 = 120;
 
-pub(crate) fn terms(limited: bool, oversubscribe: bool) -> Terms {
-    Terms {
+pub(crate) fn terms(limited: bool, oversubscribe: bool) -> DeviceFacts {
+    DeviceFacts {
         gpu: GpuUuid([1; 16]),
         total: TOTAL,
         limit: limited.then_some(LIMIT),
@@ -30,7 +30,7 @@ impl Shared {
     }
 }
 
-impl Tenant for Shared {
+impl TenantQuota for Shared {
     fn used(&self) -> u64 {
         self.0.get()
     }

@@ -1,7 +1,7 @@
 //! Worlds that random tests found, each when the core or its clients had a defect.
 
-use nvshare_client::account::Terms;
-use nvshare_client::{Done, Order, Session};
+use nvshare_client::account::DeviceFacts;
+use nvshare_client::{Done, MoverOrder, Session};
 use nvshare_core::Gang;
 use nvshare_proto::{
     ClientMessage, ComputeLimit, Enforcement, Epoch, GpuUuid, InitialState, MemoryMode, SchedulerMessage,
@@ -213,7 +213,8 @@ fn a_world_in_which_a_gang_with_a_paused_member_never_rested_serves_everybody() 
 /// second time.
 #[test]
 fn a_thread_that_slept_while_the_gate_was_open_asks_again() {
-    let terms = Terms { gpu: gpu(0), total: CAPACITY, limit: None, is_of_seat: false, oversubscribe: false };
+    let terms =
+        DeviceFacts { gpu: gpu(0), total: CAPACITY, limit: None, is_of_seat: false, oversubscribe: false };
     let mut library = Library::new([terms].into_iter());
     let mut session = Session::new(MS(0));
     (library.is_connected, library.is_asleep) = (true, true);
@@ -230,7 +231,7 @@ fn a_thread_that_slept_while_the_gate_was_open_asks_again() {
     assert_ne!(library.gate, GateState::Closed);
     library.now = MS(20);
     session.look(&mut library, MS(20));
-    assert!(library.orders.iter().any(|(order, _)| *order == Order::Probe), "{:?}", library.orders);
+    assert!(library.orders.iter().any(|(order, _)| *order == MoverOrder::Probe), "{:?}", library.orders);
     session.done(&mut library, Done::Quiet { submissions: 0 }, MS(20));
     library.said.clear();
     library.now = MS(100);

@@ -4,16 +4,16 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use nvshare_client::account::{Account, Tenant, Terms};
+use nvshare_client::account::{Account, DeviceFacts, TenantQuota};
 use nvshare_client::launch_window::InFlight;
-use nvshare_client::{Host, Kind, Order, Residency};
+use nvshare_client::{Host, Kind, MoverOrder, Residency};
 use nvshare_proto::{ClientMessage, Counters, GpuUuid};
 
 /// No process of these worlds shares its limit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Nobody {}
 
-impl Tenant for Nobody {
+impl TenantQuota for Nobody {
     fn used(&self) -> u64 {
         match *self {}
     }
@@ -93,7 +93,7 @@ pub(crate) struct Library {
     pub(crate) reconnects: bool,
     pub(crate) said: Vec<ClientMessage>,
     /// Orders for the mover, each with the generation in which it was given.
-    pub(crate) orders: VecDeque<(Order, u64)>,
+    pub(crate) orders: VecDeque<(MoverOrder, u64)>,
     /// Orders of an earlier generation are given up, evictions excepted.
     pub(crate) generation: u64,
     pub(crate) evictions: usize,
@@ -103,8 +103,8 @@ pub(crate) struct Library {
 }
 
 impl Library {
-    pub(crate) fn new(terms: impl Iterator<Item = Terms>) -> Self {
-        let device = |terms: Terms| Device { gpu: terms.gpu, account: Cell::new(Account::new(terms)) };
+    pub(crate) fn new(terms: impl Iterator<Item = DeviceFacts>) -> Self {
+        let device = |terms: DeviceFacts| Device { gpu: terms.gpu, account: Cell::new(Account::new(terms)) };
         Self {
             now: Duration::ZERO,
             devices: terms.map(device).collect(),
@@ -169,7 +169,7 @@ impl Library {
 }
 
 impl Host for Library {
-    type Tenant = Nobody;
+    type TenantQuota = Nobody;
 
     fn used(&self) -> Vec<GpuUuid> {
         self.all()
@@ -238,8 +238,8 @@ impl Host for Library {
         self.submitted + self.submits_since.map_or(0, since)
     }
 
-    fn order(&mut self, order: Order) {
-        if matches!(order, Order::Evict(_)) {
+    fn order(&mut self, order: MoverOrder) {
+        if matches!(order, MoverOrder::Evict(_)) {
             self.evictions += 1;
         }
         self.orders.push_back((order, self.generation));

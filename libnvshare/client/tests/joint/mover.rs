@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use nvshare_client::{Done, Order, Ticket};
+use nvshare_client::{Done, MoverOrder, Ticket};
 use nvshare_proto::Amount;
 
 use crate::agenda::Later;
@@ -41,7 +41,7 @@ struct Evict {
 /// A thread of the mover: the first one, or one that evicts a device's memory in a process with several.
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
-    queue: VecDeque<(Order, u64)>,
+    queue: VecDeque<(MoverOrder, u64)>,
     task: Option<(Task, u64)>,
     /// Which of the events that were planned for it counts.
     pub(crate) planned: u64,
@@ -57,7 +57,7 @@ impl World {
         let several = process.library.devices.len() > 1;
         while let Some((order, generation)) = process.library.orders.pop_front() {
             let lane = match &order {
-                Order::Evict(room) if several => {
+                MoverOrder::Evict(room) if several => {
                     1 + process.library.devices.iter().position(|device| device.gpu == room.gpu).unwrap()
                 }
                 _ => 0,
@@ -128,33 +128,33 @@ impl World {
         let process = &mut self.processes[i];
         let now = process.library.generation;
         let next = std::iter::from_fn(|| process.lanes[lane].queue.pop_front())
-            .find(|(order, generation)| matches!(order, Order::Evict(_)) || *generation == now);
+            .find(|(order, generation)| matches!(order, MoverOrder::Evict(_)) || *generation == now);
         let Some((order, generation)) = next else { return };
         match order {
-            Order::Drain(ticket) => self.drain(i, lane, ticket, generation),
-            Order::Probe => {
+            MoverOrder::Drain(ticket) => self.drain(i, lane, ticket, generation),
+            MoverOrder::Probe => {
                 let submissions = nvshare_client::Host::submissions(&self.processes[i].library);
                 self.probe(i, lane, submissions, generation);
             }
             // All submitted work counts as complete: these worlds do not measure.
-            Order::Count(ticket) => {
+            MoverOrder::Count(ticket) => {
                 let submissions = nvshare_client::Host::submissions(&self.processes[i].library);
                 self.report(i, Done::Counted { ticket, submissions });
                 self.next_task(i, lane);
             }
-            Order::Restore | Order::RestoreEarly => {
+            MoverOrder::Restore | MoverOrder::RestoreEarly => {
                 let library = &process.library;
                 let left = (0..library.allocations.len()).map(|at| library.allocations[at].number).rev();
                 let restore = Restore {
                     left: left.collect(),
                     moving: None,
                     lacks: vec![0; library.devices.len()],
-                    is_ahead: order == Order::RestoreEarly,
+                    is_ahead: order == MoverOrder::RestoreEarly,
                 };
                 self.keep(i, lane, Task::Restore(restore), generation);
                 self.plan(i, lane, 50, 100);
             }
-            Order::Evict(room) => {
+            MoverOrder::Evict(room) => {
                 let steps = 1 + self.random(3);
                 self.keep(i, lane, Task::Evict(Evict { room, moved: 0, steps }), generation);
                 self.plan(i, lane, 10, 60_000);

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use nvshare_client::Session;
-use nvshare_client::account::Terms;
+use nvshare_client::account::DeviceFacts;
 use nvshare_core::{Config, Core, Event, Identity, Output};
 use nvshare_proto::{ClientMessage, Gate, GpuUuid, Register, SchedulerMessage, TenantSettings, Usage};
 
@@ -150,7 +150,8 @@ impl World {
             if let Some(dies) = plan.dies_at {
                 world.at(MS(dies), Later::Die(i));
             }
-            let terms = |&gpu| Terms { gpu, total: CAPACITY, limit, is_of_seat: false, oversubscribe: false };
+            let terms =
+                |&gpu| DeviceFacts { gpu, total: CAPACITY, limit, is_of_seat: false, oversubscribe: false };
             let lanes = if plan.gpus.len() > 1 { 1 + plan.gpus.len() } else { 1 };
             world.processes.push(Process {
                 session: Session::new(Duration::ZERO),

@@ -12,11 +12,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
-use nvshare_client::Tenant;
+use nvshare_client::TenantQuota;
 use nvshare_proto::GpuUuid;
 
 use crate::memory::devices::{self, Device};
-use crate::memory::quota::Mapped;
+use crate::memory::quota::MappedPage;
 use crate::process::lock::lock;
 use crate::process::{c_library, config, lifecycle};
 use crate::session::{self, TenantPage};
@@ -34,12 +34,12 @@ const FUNCTION_NOT_FOUND: Return = 13;
 
 /// One of NVML's own functions, at the address that the program found or would find.
 #[derive(Debug)]
-struct Real {
+struct NvmlFunction {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
 }
 
-impl Real {
+impl NvmlFunction {
     const fn new(name: &'static CStr) -> Self {
         Self { name, address: AtomicPtr::new(ptr::null_mut()) }
     }
@@ -76,17 +76,17 @@ macro_rules! hooks {
 
         #[allow(non_upper_case_globals, reason = "NVML's own names")]
         mod real {
-            use super::Real;
-            $( pub(super) static $name: Real = {
+            use super::NvmlFunction;
+            $( pub(super) static $name: NvmlFunction = {
                 match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                    Ok(name) => Real::new(name),
+                    Ok(name) => NvmlFunction::new(name),
                     Err(_) => unreachable!(),
                 }
             }; )*
         }
 
         /// Each function with its hook.
-        static HOOKS: &[(&Real, Hook)] = &[$( (&real::$name, Hook($name as *mut c_void)) ),*];
+        static HOOKS: &[(&NvmlFunction, Hook)] = &[$( (&real::$name, Hook($name as *mut c_void)) ),*];
     };
     (@pointer $arg:ident) => { *mut c_void };
 }
@@ -112,7 +112,7 @@ hooks! {
     nvmlDeviceGetRunningProcessDetailList(list) = processes::details;
 }
 
-fn hooked(name: &[u8]) -> Option<&'static (&'static Real, Hook)> {
+fn hooked(name: &[u8]) -> Option<&'static (&'static NvmlFunction, Hook)> {
     HOOKS.iter().find(|(real, _)| real.name.to_bytes() == name)
 }
 
@@ -206,7 +206,7 @@ impl View {
     fn used(&self) -> Option<u64> {
         match self.device {
             Some(device) => Some(device.account().used()),
-            None => tenant(|page| page.and_then(|page| page.seat(self.gpu)).map_or(0, |seat| seat.used())),
+            None => tenant(|page| page.and_then(|page| page.cell(self.gpu)).map_or(0, |seat| seat.used())),
         }
     }
 
@@ -222,7 +222,7 @@ impl View {
                 Some(processes)
             }
             None => tenant(|page| {
-                page.and_then(|page| page.seat(self.gpu)).map_or_else(Vec::new, |seat| seat.processes())
+                page.and_then(|page| page.cell(self.gpu)).map_or_else(Vec::new, |seat| seat.processes())
             }),
         }
     }
@@ -233,8 +233,8 @@ const FRESH: Duration = Duration::from_secs(5);
 
 /// Looks at the page of this process's tenant. A tenant has none while no process of it uses a GPU. Returns `None` if no
 /// scheduler answers.
-fn tenant<T>(look: impl FnOnce(Option<Mapped>) -> T) -> Option<T> {
-    static KNOWN: Mutex<Option<(Instant, TenantPage<Mapped>)>> = Mutex::new(None);
+fn tenant<T>(look: impl FnOnce(Option<MappedPage>) -> T) -> Option<T> {
+    static KNOWN: Mutex<Option<(Instant, TenantPage<MappedPage>)>> = Mutex::new(None);
     let mut known = lock(&KNOWN);
     let page = match *known {
         Some((asked, page)) if asked.elapsed() < FRESH => page,

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nvshare_client::residency::{Piece, RESTORE_PIECE};
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 
-use super::{Backing, Evicted, Freed, Lacking, Made, Moving, Request, Restored, Work};
+use super::{AllocationRequest, Backing, Evicted, Freed, Lacking, Made, Moving, Restored, Work};
 use crate::driver;
 use crate::driver::types::{CU_DEVICE_CPU, CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUresult};
 use crate::memory::allocations::{self, Allocation, Kind, SMALLEST_MANAGED};
@@ -30,7 +30,7 @@ pub(super) struct Managed;
 impl Backing for Managed {
     fn allocate(
         &self,
-        request: &Request,
+        request: &AllocationRequest,
         _charged: u64,
         call: &dyn Fn() -> Result<CUdeviceptr, CUresult>,
     ) -> Result<Made, CUresult> {
@@ -82,7 +82,7 @@ impl Moving for Managed {
                 let piece = match evict_piece(&allocation, wanted - moved, &mut host, device) {
                     Ok(piece) => piece,
                     Err(Stop::Failed(error)) => {
-                        static FAILS: Seldom = Seldom::new(log::warn);
+                        static FAILS: ThrottledLine = ThrottledLine::new(log::warn);
                         FAILS.say(format_args!("eviction at {:#x}: {error:?}", allocation.base));
                         0
                     }
@@ -171,7 +171,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
                 }
                 // Page faults will bring the pages. This is slower, and correct.
                 Err(Stop::Failed(error)) => {
-                    static FAILS: Seldom = Seldom::new(log::warn);
+                    static FAILS: ThrottledLine = ThrottledLine::new(log::warn);
                     FAILS.say(format_args!(
                         "restore of {} bytes at {:#x}: {error:?}",
                         until - at,
@@ -212,7 +212,7 @@ fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &De
 /// Brings new memory of a pool to the card. It may have been moved to the host when it belonged to another allocation. The move
 /// is not on the program's stream. If that is busy, the move would wait in the driver's queue, behind a host function that may
 /// wait for later work of the stream.
-fn bring(base: CUdeviceptr, request: &Request) {
+fn bring(base: CUdeviceptr, request: &AllocationRequest) {
     if !POOLED_MOVED.load(Ordering::Relaxed) {
         return;
     }

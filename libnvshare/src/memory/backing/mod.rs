@@ -28,7 +28,7 @@ use crate::work::contexts::Context;
 
 /// An allocation that the program asks for.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct AllocationRequest {
     pub(crate) device: &'static Device,
     pub(crate) context: Arc<Context>,
     pub(crate) kind: Kind,
@@ -40,7 +40,7 @@ pub(crate) struct Request {
     pub(crate) is_slab: bool,
 }
 
-impl Request {
+impl AllocationRequest {
     /// A request for an address of memory of this kind.
     pub(crate) fn new(device: &'static Device, context: Arc<Context>, kind: Kind, bytes: u64) -> Self {
         Self { device, context, kind, bytes, created: None, is_slab: false }
@@ -175,7 +175,7 @@ pub(crate) trait Backing: Sync {
     /// The allocation fails with this error. Nothing of it is left.
     fn allocate(
         &self,
-        request: &Request,
+        request: &AllocationRequest,
         charged: u64,
         call: &dyn Fn() -> Result<CUdeviceptr, CUresult>,
     ) -> Result<Made, CUresult>;

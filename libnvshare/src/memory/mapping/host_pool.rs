@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nvshare_proto::{SEGMENT, Seldom};
+use nvshare_proto::{SEGMENT, ThrottledLine};
 
 use super::GRANULE;
 use super::segment::{PageLockError, Segment};
@@ -245,7 +245,7 @@ impl HostPool {
         let from_scheduler = match supply::ask(wanted) {
             Supplied::Segment(segment, file) => Segment::map_from_scheduler(segment, &file),
             Supplied::Refused => {
-                static MORE: Seldom = Seldom::new(log::warn);
+                static MORE: ThrottledLine = ThrottledLine::new(log::warn);
                 MORE.say(format_args!(
                     "the scheduler has no more memory of the host for this program, which uses memory of its own"
                 ));

@@ -9,7 +9,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 
 use super::Mapped;
 use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAccessDesc, CUresult};
@@ -99,7 +99,7 @@ pub(in crate::memory) fn allow(
 }
 
 fn warn(base: CUdeviceptr, bytes: u64, error: CUresult) {
-    static FAILS: Seldom = Seldom::new(log::warn);
+    static FAILS: ThrottledLine = ThrottledLine::new(log::warn);
     FAILS.say(format_args!("the driver refuses peers access to {bytes} bytes at {base:#x}: {error:?}"));
 }
 

@@ -48,8 +48,11 @@ pub(super) fn restore(
     let account = device.account();
     result.lacking = account.to_ask_for_after_restore(all.lacks, all.lacks_mapped);
     if account.unmapped() == 0 || result.moved {
-        waiting::end(device.ordinal);
-    } else if !cancelled() && waiting::for_memory(device.ordinal, account.unmapped()) && all.is_full {
+        waiting::forget_wait(device.ordinal);
+    } else if !cancelled()
+        && waiting::pause_and_ask_if_late(device.ordinal, account.unmapped())
+        && all.is_full
+    {
         // The driver has nothing more, however much room there is on paper.
         device.lose_room(device.account().unused_room(), bell::ring);
         result.lacking = device.account().to_ask_for_after_restore(all.lacks, account.unmapped());

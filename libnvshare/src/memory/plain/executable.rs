@@ -30,7 +30,7 @@ const MAX_CODE: u64 = 32 << 20;
 /// shares the memory with other processes.
 pub(super) fn find_refusing_call(shares: bool) -> Option<String> {
     let file = File::open("/proc/self/exe").ok()?;
-    let mapped = Mapped::new(&file)?;
+    let mapped = MappedFile::new(&file)?;
     let elf = ElfFile64::<Endianness>::parse(mapped.bytes()).ok()?;
     imported(&elf, shares).or_else(|| if shares { None } else { built_in(&elf) })
 }
@@ -77,12 +77,12 @@ fn calls(code: &[u8], start: u64, function: u64) -> bool {
 }
 
 /// A mapped file. Only a small part of a large executable is read.
-struct Mapped {
+struct MappedFile {
     at: *mut libc::c_void,
     length: usize,
 }
 
-impl Mapped {
+impl MappedFile {
     fn new(file: &File) -> Option<Self> {
         let length = usize::try_from(file.metadata().ok()?.len()).ok()?;
         // SAFETY: a new mapping of a file, read only.
@@ -99,7 +99,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedFile {
     fn drop(&mut self) {
         // SAFETY: what `new` mapped.
         unsafe { libc::munmap(self.at, self.length) };

@@ -6,7 +6,7 @@ use nvshare_proto::pace::IDLE_AFTER;
 use nvshare_proto::units::saturate_u32;
 
 use crate::Time;
-use crate::policy::ahead::{self, Request};
+use crate::policy::ahead::{self, ShortWork};
 use crate::state::State;
 use crate::state::client::{Client, ClientId};
 use crate::state::gangs::Unit;
@@ -66,7 +66,7 @@ impl LongWork {
         // A turn of long work that ends puts the whole cost of its hand-over on the next visit. That visit
         // waits that much longer, and no more.
         let latest = client.waiting_since.saturating_add(visit_interval.mul_f64(WAIT_PER_VISIT_INTERVAL));
-        ahead::earliest(&Request {
+        ahead::earliest(&ShortWork {
             allowed_at: gpu.budget.allows_at(target.overhead_ppm).max(delayed).min(latest),
             since: client.waiting_since,
             max_wait: target.max_wait,

@@ -25,7 +25,7 @@ pub(crate) fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> 
 
 /// Short work that waits for a GPU which long work holds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Request {
+pub(crate) struct ShortWork {
     /// The time from which the budget of switching allows it.
     pub(crate) allowed_at: Duration,
     /// The time since which it waits.
@@ -42,7 +42,7 @@ pub(crate) struct Request {
 
 /// Returns the time at which short work may have the GPU before its turn, or `None` if it waits for its turn.
 #[must_use]
-pub(crate) fn earliest(request: &Request) -> Option<Duration> {
+pub(crate) fn earliest(request: &ShortWork) -> Option<Duration> {
     let most = i64::try_from(request.most_ahead.as_nanos()).unwrap_or(i64::MAX);
     let latest = request.since.saturating_add(request.max_wait.saturating_sub(request.cost));
     (request.lead <= most).then(|| request.allowed_at.min(latest))
@@ -66,7 +66,7 @@ mod tests {
             (0, 30_000, 160, 4500, Some(0)),
             (0, 400, 160, 4501, None),
         ] {
-            let request = Request {
+            let request = ShortWork {
                 allowed_at: MS(allowed),
                 since: MS(1000),
                 max_wait: MS(max_wait),

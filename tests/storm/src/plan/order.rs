@@ -87,7 +87,7 @@ fn named(op: &Op) -> Vec<(Thing, Touch)> {
 }
 
 /// A plan, and the steps that are over when each of its steps begins.
-struct Order<'a> {
+struct MoverOrder<'a> {
     plan: &'a Plan,
     /// For each step and thread: of the steps up to this number, those of the thread are known to be over.
     known: Vec<Vec<usize>>,
@@ -95,7 +95,7 @@ struct Order<'a> {
     touched: HashMap<Thing, Vec<(usize, Touch)>>,
 }
 
-impl<'a> Order<'a> {
+impl<'a> MoverOrder<'a> {
     fn new(plan: &'a Plan) -> Self {
         let mut now = vec![vec![0; plan.threads]; plan.threads];
         let mut known = Vec::new();
@@ -208,7 +208,7 @@ fn handles_of_a_step_live_whatever_the_threads_do() {
             without: BTreeSet::new(),
         };
         let plan = compose(&recipe);
-        let order = Order::new(&plan);
+        let order = MoverOrder::new(&plan);
         order.things_live_while_they_are_used();
         pairs += order.green_contexts_end_before_primary_ones();
     }

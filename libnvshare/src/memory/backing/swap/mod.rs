@@ -11,7 +11,7 @@ mod order;
 
 use std::sync::Arc;
 
-use super::{Backing, Evicted, Freed, Lacking, Made, Moving, Request, Restored, Work};
+use super::{AllocationRequest, Backing, Evicted, Freed, Lacking, Made, Moving, Restored, Work};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::memory::allocations::Allocation;
 use crate::memory::devices::Device;
@@ -33,7 +33,7 @@ impl Backing for Swap {
     /// addresses alone, and the gate does not open before they have memory.
     fn allocate(
         &self,
-        request: &Request,
+        request: &AllocationRequest,
         charged: u64,
         _call: &dyn Fn() -> Result<CUdeviceptr, CUresult>,
     ) -> Result<Made, CUresult> {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use nvshare_proto::Seldom;
+use nvshare_proto::ThrottledLine;
 use nvshare_proto::units::MIB;
 
 use super::chunks::{Cut, Part, copy_parts, in_parts, take};
@@ -47,7 +47,7 @@ fn stop(allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Be
     match error {
         Some(error) if error.ends_all_work() => pin_context(&allocation.context_to_move_in(), device, error),
         Some(error) => {
-            static FAILS: Seldom = Seldom::new(log::warn);
+            static FAILS: ThrottledLine = ThrottledLine::new(log::warn);
             FAILS.say(format_args!("moving memory at {:#x}: {error:?}", allocation.base));
         }
         None => {}

@@ -31,7 +31,7 @@ static WAITS: Mutex<BTreeMap<CUdevice, Wait>> = Mutex::new(BTreeMap::new());
 
 /// Waits a moment for memory on the card. A long wait is reported once. Returns true once per [`DRIVER_IS_LATE`] of waiting: by
 /// then the driver should have the memory that others have given back.
-pub(super) fn for_memory(device: CUdevice, bytes: u64) -> bool {
+pub(super) fn pause_and_ask_if_late(device: CUdevice, bytes: u64) -> bool {
     let mut waits = lock(&WAITS);
     let first = || Wait { since: Instant::now(), is_reported: false, late: 0 };
     let wait_now = waits.entry(device).or_insert_with(first);
@@ -51,7 +51,7 @@ pub(super) fn for_memory(device: CUdevice, bytes: u64) -> bool {
 }
 
 /// Memory of a device came back, or none is missing.
-pub(super) fn end(device: CUdevice) {
+pub(super) fn forget_wait(device: CUdevice) {
     lock(&WAITS).remove(&device);
 }
 
@@ -62,10 +62,10 @@ mod tests {
     #[test]
     fn a_device_that_lacks_nothing_does_not_end_the_wait_of_another() {
         let is_late = (0..1000).any(|_| {
-            end(1);
-            for_memory(0, MIB)
+            forget_wait(1);
+            pause_and_ask_if_late(0, MIB)
         });
         assert!(is_late, "the wait begins anew each time");
-        end(0);
+        forget_wait(0);
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use nvshare_client::content::Seen;
+use nvshare_client::content::ContentCheck;
 use nvshare_proto::units::MIB;
 
 use super::{LOOKS, Looked};
@@ -92,8 +92,8 @@ fn each_on_card(mut each: impl FnMut(&mut Chunk)) {
 
 /// Whether the chunks that leave now do not need the copy of a piece. `seen` is the answer about the piece, if its chunk
 /// leaves.
-fn is_spare(leaves: bool, seen: Option<Seen>) -> bool {
-    !leaves || seen == Some(Seen::Zero)
+fn is_spare(leaves: bool, seen: Option<ContentCheck>) -> bool {
+    !leaves || seen == Some(ContentCheck::Zero)
 }
 
 fn log_dropped(bytes: u64) {
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn what_leaves_keeps_its_copies_unless_it_is_zero() {
-        assert!(is_spare(false, None) && is_spare(true, Some(Seen::Zero)));
-        assert!(!is_spare(true, Some(Seen::Data(None))) && !is_spare(true, None));
+        assert!(is_spare(false, None) && is_spare(true, Some(ContentCheck::Zero)));
+        assert!(!is_spare(true, Some(ContentCheck::Data(None))) && !is_spare(true, None));
     }
 }

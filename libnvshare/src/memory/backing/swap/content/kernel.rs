@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use nvshare_client::content::{self, Hash, KEY_BYTES, Keys, Seen};
+use nvshare_client::content::{self, ContentCheck, Hash, KEY_BYTES, Keys};
 
 use super::mode;
 use crate::driver;
@@ -160,7 +160,7 @@ pub(in super::super) fn is_loading(context: &Arc<Context>) -> bool {
 
 /// Looks at pieces of a context's memory, each a granule. The memory must stay mapped until this returns. `None`: the kernel is
 /// not there, or the context ends or is broken.
-pub(super) fn look(context: &Arc<Context>, pieces: &[CUdeviceptr]) -> Option<Vec<Option<Seen>>> {
+pub(super) fn look(context: &Arc<Context>, pieces: &[CUdeviceptr]) -> Option<Vec<Option<ContentCheck>>> {
     let find = |(known, state): &(Arc<Context>, State)| match state {
         State::Ready(kernel) if Arc::ptr_eq(known, context) => Some(Arc::clone(kernel)),
         _ => None,
@@ -210,14 +210,19 @@ impl Kernel {
         let at = trial.as_ptr() as CUdeviceptr;
         let seen = self.look(&[at, at + half as u64], half as u64 / WORD, true);
         match seen.as_deref() {
-            Ok([data, zeros]) if *data == expected && *zeros == Some(Seen::Zero) => Ok(()),
+            Ok([data, zeros]) if *data == expected && *zeros == Some(ContentCheck::Zero) => Ok(()),
             Ok(_) => Err("the kernel does not see what is there".to_owned()),
             Err(why) => Err(why.clone()),
         }
     }
 
     /// Looks at pieces of `words` words each; there are at most [`MAX_PIECES`].
-    fn look(&self, pieces: &[CUdeviceptr], words: u64, hashes: bool) -> Result<Vec<Option<Seen>>, String> {
+    fn look(
+        &self,
+        pieces: &[CUdeviceptr],
+        words: u64,
+        hashes: bool,
+    ) -> Result<Vec<Option<ContentCheck>>, String> {
         let _using = lock(&self.buffer.using);
         let list = self.buffer.slot.memory().cast::<CUdeviceptr>();
         let count = pieces.len().min(MAX_PIECES);
@@ -258,8 +263,8 @@ impl Kernel {
         // SAFETY: the answers, which the kernel has written by now.
         let answers = (0..count).map(|i| unsafe { answers.add(i).read_volatile() });
         let seen = |written: Written| match written.state {
-            1 => Some(Seen::Zero),
-            2 => Some(Seen::Data((hashes != 0).then_some(Hash(written.hash)))),
+            1 => Some(ContentCheck::Zero),
+            2 => Some(ContentCheck::Data((hashes != 0).then_some(Hash(written.hash)))),
             _ => None,
         };
         Ok(answers.map(seen).collect())

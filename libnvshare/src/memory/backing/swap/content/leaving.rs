@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use nvshare_client::content::{Hash, Seen};
+use nvshare_client::content::{ContentCheck, Hash};
 
 use super::kept::drop_kept;
 use super::{Looked, mode};
@@ -26,19 +26,19 @@ enum Fate {
     Copied(Option<Hash>),
 }
 
-fn fate(had: HostCopy, seen: Option<Seen>) -> Fate {
+fn fate(had: HostCopy, seen: Option<ContentCheck>) -> Fate {
     match (had, seen) {
-        (_, Some(Seen::Zero)) => Fate::Zero,
-        (HostCopy::Data { slot, hash: Some(hash) }, Some(Seen::Data(Some(now)))) if hash == now => {
+        (_, Some(ContentCheck::Zero)) => Fate::Zero,
+        (HostCopy::Data { slot, hash: Some(hash) }, Some(ContentCheck::Data(Some(now)))) if hash == now => {
             Fate::Unchanged(slot, hash)
         }
-        (_, Some(Seen::Data(hash))) => Fate::Copied(hash),
+        (_, Some(ContentCheck::Data(hash))) => Fate::Copied(hash),
         (_, None) => Fate::Copied(None),
     }
 }
 
 /// The fate of each of a chunk's granules.
-fn fates(seen: &[Option<Seen>], count: usize, had: &[HostCopy]) -> Vec<Fate> {
+fn fates(seen: &[Option<ContentCheck>], count: usize, had: &[HostCopy]) -> Vec<Fate> {
     let fate_of = |index| {
         let had = had.get(index).copied().unwrap_or(HostCopy::None);
         fate(had, seen.get(index).copied().flatten())
@@ -47,7 +47,7 @@ fn fates(seen: &[Option<Seen>], count: usize, had: &[HostCopy]) -> Vec<Fate> {
 }
 
 /// Bytes of a chunk that have to be copied.
-pub(super) fn to_copy(seen: &[Option<Seen>], count: usize, had: &[HostCopy]) -> u64 {
+pub(super) fn to_copy(seen: &[Option<ContentCheck>], count: usize, had: &[HostCopy]) -> u64 {
     let copied = fates(seen, count, had).into_iter().filter(|fate| matches!(fate, Fate::Copied(_)));
     copied.count() as u64 * GRANULE
 }

@@ -15,7 +15,7 @@ mod leaving;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use nvshare_client::content::Seen;
+use nvshare_client::content::ContentCheck;
 use nvshare_proto::units::MIB;
 
 use super::chunks::take;
@@ -39,7 +39,7 @@ fn mode() -> Content {
 /// The answers about chunks that are about to leave, by their addresses.
 #[derive(Debug)]
 pub(super) struct Looked {
-    seen: HashMap<CUdeviceptr, Vec<Option<Seen>>>,
+    seen: HashMap<CUdeviceptr, Vec<Option<ContentCheck>>>,
     /// The counters before the eviction.
     before: (u64, u64),
     /// No chunk is held for a [guess] while chunks leave: it would be passed over.
@@ -91,8 +91,9 @@ pub(super) fn guess(device: &Device) {
     };
     let held = hold(device, u64::MAX, guessed);
     each_seen(&held, |held, seen| {
-        let guess =
-            |seen: Option<Seen>| if seen == Some(Seen::Zero) { HostCopy::Zero } else { HostCopy::None };
+        let guess = |seen: Option<ContentCheck>| {
+            if seen == Some(ContentCheck::Zero) { HostCopy::Zero } else { HostCopy::None }
+        };
         let guesses: Vec<HostCopy> = seen.into_iter().map(guess).collect();
         if let Some(mapped) = held.allocation.mapped.as_ref()
             && let Some(chunk) = mapped.lock().get_mut(held.index)
@@ -130,7 +131,7 @@ fn hold(device: &Device, bytes: u64, wanted: impl Fn(&Allocation, &mut Chunk) ->
 }
 
 /// Looks at the chunks that are held, and calls `each` with what is seen of the granules of one.
-fn each_seen(held: &[Held], mut each: impl FnMut(&Held, Vec<Option<Seen>>)) {
+fn each_seen(held: &[Held], mut each: impl FnMut(&Held, Vec<Option<ContentCheck>>)) {
     for chunks in held.chunk_by(|one, other| Arc::ptr_eq(&one.context, &other.context)) {
         let Some(first) = chunks.first() else { continue };
         let granules = |held: &Held| (held.at..held.at + held.bytes).step_by(GRANULE as usize);
@@ -154,7 +155,7 @@ fn let_go(held: Vec<Held>) {
 
 impl Looked {
     /// The answers about the granules of a chunk.
-    fn of(&self, at: CUdeviceptr) -> &[Option<Seen>] {
+    fn of(&self, at: CUdeviceptr) -> &[Option<ContentCheck>] {
         self.seen.get(&at).map_or(&[], Vec::as_slice)
     }
 
