@@ -109,7 +109,9 @@ class Job:
     """A workload, native (no scheduler) or under nvshare."""
 
     def __init__(self, script, *arguments, scheduler=None, go=None, env=None, log=None):
-        command = [sys.executable, str(HERE / "workloads" / script) if "/" not in script else script, *map(str, arguments)]
+        command = [str(HERE / "workloads" / script) if "/" not in script else script, *map(str, arguments)]
+        if command[0].endswith(".py"):
+            command.insert(0, sys.executable)
         environment = dict(os.environ, **(env or {}))
         self.scheduler = scheduler
         if scheduler:
