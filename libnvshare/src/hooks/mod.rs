@@ -5,7 +5,7 @@ mod arrays;
 mod callbacks;
 mod captures;
 mod contexts;
-mod copies;
+pub(crate) mod copies;
 mod dlsym;
 mod graphs;
 mod init;
