@@ -12,6 +12,7 @@ PEERS = HERE / "samples/bin/peers"
 # Neighbour and program do not fit on this together; what all have is far below what a card has.
 CAPACITY, NEIGHBOUR_GIB, TURN = "2816MiB", 2, "0.1"
 STATED = {(case, "managed"): "every GPU reaches managed memory" for case in ("after_the_end", "current_elsewhere")}
+STATED["copies", "swap"] = "a copy that names the wrong contexts is refused"
 samples.TIMEOUT = 60
 
 
