@@ -33,5 +33,12 @@ int main(void) {
         if (round > 0) CHECK(launch(0, 0, 400000, capturing));
         CHECK(FN(cuMemFree_v2)(alloc(ALL)));
     }
+    // The work before the free is not over: an allocation waits for it if it fits then.
+    uint64_t a = alloc(ALL), refused;
+    CHECK(launch(a, ALL / 4, 400000, stream));
+    CHECK(FN(cuMemFreeAsync)(a, stream));
+    EXPECT(FN(cuMemAlloc_v2)(&refused, ALL + 4 * MIB) == 2);
+    EXPECT(FN(cuStreamQuery)(stream) == 600);
+    CHECK(FN(cuMemFree_v2)(alloc(ALL)));
     return 0;
 }

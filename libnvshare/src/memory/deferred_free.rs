@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use super::allocations::{self, Allocation, Kind};
 use super::backing::Work;
 use super::free::{self, free as free_now};
-use crate::driver::types::{CUdeviceptr, CUresult, CUstream};
+use crate::driver::types::{CUdevice, CUdeviceptr, CUresult, CUstream};
 use crate::driver::{self, functions};
 use crate::process::{lifecycle, threads};
 use crate::work::contexts::{self, Context};
@@ -249,8 +249,9 @@ impl Waiter {
         Self { begin: Instant::now(), is_urgent: false, looks_before: DEFERRED.looks() }
     }
 
-    /// Frees what can be freed by now, and presses for the rest after a while. Returns whether more will be free soon.
-    fn look_again(&mut self) -> bool {
+    /// Frees what can be freed by now, and presses for the rest after a while. Returns whether more will be free soon. With
+    /// `for_work`, memory is that also if work before its free is not complete.
+    fn look_again(&mut self, for_work: bool) -> bool {
         free_without_waiting();
         if !self.is_urgent && self.begin.elapsed() >= PATIENCE {
             self.is_urgent = true;
@@ -260,7 +261,7 @@ impl Waiter {
         let is_looked_at = DEFERRED.looks().wrapping_sub(self.looks_before) >= 2;
         let is_elsewhere = is_elsewhere();
         let is_soon_free = |freed: &DeferredFree| match &freed.stage {
-            Stage::Behind(event) => !is_looked_at && is_elsewhere(event.context()),
+            Stage::Behind(event) => for_work || (!is_looked_at && is_elsewhere(event.context())),
             Stage::Due | Stage::BeingFreed(_) => true,
         };
         !DEFERRED.is_empty() && DEFERRED.has(is_soon_free)
@@ -291,7 +292,11 @@ impl LateFrees {
     /// Waits for memory that ends later than the program freed it. Returns whether some has ended since the allocation
     /// was last tried, so that it is worth another try. All tries together take [`MAX_WAIT`] at most: another thread may
     /// free memory over and over, and none of it may ever do.
-    pub(super) fn wait(&mut self) -> bool {
+    ///
+    /// `is_enough`: whether the allocation could be made with this many bytes of the device back. Then it waits for the work before their
+    /// frees, too: the driver's own pools have an allocation wait for work if it would fail otherwise
+    /// (`CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`).
+    pub(super) fn wait(&mut self, device: CUdevice, is_enough: impl Fn(u64) -> bool) -> bool {
         // In a forked child the driver refuses every allocation.
         if lifecycle::is_forked() {
             return false;
@@ -300,7 +305,7 @@ impl LateFrees {
         let begin = *self.begin.get_or_insert(waiter.begin);
         let is_in_time = || begin.elapsed() < MAX_WAIT && !lifecycle::is_exiting();
         while free::ended_late() == self.seen
-            && (waiter.look_again() || free::has_late_frees())
+            && (waiter.look_again(is_enough(DEFERRED.bytes_on(device))) || free::has_late_frees())
             && is_in_time()
         {
             threads::pause();

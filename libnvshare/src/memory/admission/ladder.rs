@@ -111,7 +111,9 @@ impl Ladder {
     }
 
     fn wait_for_late_frees(&mut self) -> bool {
-        self.late_frees.wait()
+        let (device, bytes) = (self.device, self.bytes);
+        let is_enough = |back: u64| device.account().has_left(bytes.saturating_sub(back));
+        self.late_frees.wait(device.ordinal, is_enough)
     }
 
     fn ask_for_other_room(&mut self, charged: u64) -> bool {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::driver::types::CUdevice;
 use crate::memory::allocations::Allocation;
 use crate::process::lock::Counted;
 use crate::work::contexts::Context;
@@ -81,6 +82,12 @@ impl DeferredFrees {
     /// Whether there is one of this kind.
     pub(super) fn has(&self, which: impl Fn(&DeferredFree) -> bool) -> bool {
         self.0.read(|state| state.frees.iter().any(which))
+    }
+
+    /// Bytes of a device that all frees together give back.
+    pub(super) fn bytes_on(&self, device: CUdevice) -> u64 {
+        let is_on = |free: &&DeferredFree| free.allocation.device == device;
+        self.0.read(|state| state.frees.iter().filter(is_on).map(|free| free.allocation.size).sum())
     }
 
     /// Enters memory whose free is behind an event. False: the memory is among them already.
