@@ -294,7 +294,7 @@ impl LateFrees {
     /// free memory over and over, and none of it may ever do.
     ///
     /// `is_enough`: whether the allocation could be made with this many bytes of the device back. Then it waits for the work before their
-    /// frees, too: the driver's own pools have an allocation wait for work if it would fail otherwise
+    /// frees, too. The driver's own pools do the same for an allocation that would fail otherwise
     /// (`CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`).
     pub(super) fn wait(&mut self, device: CUdevice, is_enough: impl Fn(u64) -> bool) -> bool {
         // In a forked child the driver refuses every allocation.
