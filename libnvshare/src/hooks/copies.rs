@@ -48,7 +48,8 @@ fn owners(to: CUdeviceptr, from: CUdeviceptr) -> Option<(CUcontext, CUcontext)> 
 pub(crate) fn at_once(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, per_thread: bool) -> CUresult {
     let call = if per_thread { functions::cuMemcpyPeer_ptds.get() } else { functions::cuMemcpyPeer.get() };
     let Some(((into, of), call)) = owners(to, from).zip(call) else { return CUresult::INVALID_VALUE };
-    // SAFETY: the program's own arguments, and the contexts of this memory.
+    // SAFETY: the program's own arguments, and the contexts of this memory. The memory ends with its context, and the program promises
+    // that the memory lives through its call.
     unsafe { call(to, into, from, of, bytes) }
 }
 
@@ -63,13 +64,13 @@ pub(crate) fn in_order(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream:
 }
 
 /// Held while a card gains access: a copy of another thread that needs it as well waits.
-static ORDER: Mutex<()> = Mutex::new(());
+static GAINING: Mutex<()> = Mutex::new(());
 
-/// The driver has refused a copy in a stream. Returns whether it may succeed now: the stream's card has access to what the
-/// library maps on the program's other cards.
+/// The driver has refused a copy in a stream: gives the stream's card access to what the library maps on the program's other
+/// cards. Returns whether it has some now, so that the copy may succeed.
 #[cold]
 #[inline(never)]
-pub(crate) fn have_access(stream: CUstream) -> bool {
+pub(crate) fn gain_access(stream: CUstream) -> bool {
     if !are_several() || callbacks::are_running() {
         return false;
     }
@@ -79,13 +80,13 @@ pub(crate) fn have_access(stream: CUstream) -> bool {
             && device.memory == MemoryMode::Swap
             && driver::can_access_peer(from.device(), device.ordinal)
     };
-    let _order = lock(&ORDER);
-    let mut have = false;
+    let _alone = lock(&GAINING);
+    let mut has_access = false;
     for device in devices::used().filter(is_other) {
         if peers::enable_copies(from.device(), device.ordinal) {
             set_peers(device.ordinal, None);
         }
-        have = true;
+        has_access = true;
     }
-    have
+    has_access
 }

@@ -99,7 +99,7 @@ macro_rules! once_more {
         match $call {
             CUresult::INVALID_VALUE => match $other_way {
                 CUresult::INVALID_VALUE
-                    if $crate::hooks::copies::have_access(StreamKey::new($stream, $per_thread).handle()) =>
+                    if $crate::hooks::copies::gain_access(StreamKey::new($stream, $per_thread).handle()) =>
                 {
                     $call
                 }

@@ -47,8 +47,8 @@ impl SeatParameters {
     }
 }
 
-/// Puts together what a class and a claim say for a request, and the priorities that pods bring. A class is written by an administrator, and a claim by a user: a claim may ask for
-/// less than its class gives, and for no more. Where the class says nothing, that is what a program may ask for by itself: a gang is that, as it
+/// Puts together what a class and a claim say for a request, and the priorities that pods bring. A class is written by an
+/// administrator, and a claim by a user: a claim may ask for less than its class gives, and for no more. Where the class says nothing, that is what a program may ask for by itself: a gang is that, as it
 /// is of one seat.
 ///
 /// `pods`: for each pod of the claim the priority of its PriorityClass; none: it is not mapped, and the pod has what the DeviceClass gives. The

@@ -42,6 +42,14 @@ fn answers(takers: &[Running]) -> Vec<String> {
     takers.iter().map(|taker| taker.out().lines().last().expect("an answer").to_owned()).collect()
 }
 
+/// Lets them end.
+fn end(world: &World, takers: impl IntoIterator<Item = Running>) {
+    world.stop();
+    for taker in takers {
+        taker.finish().passed();
+    }
+}
+
 /// One of the processes has its 60 MiB, of the seat's 100.
 fn one_has_memory(answered: &[String]) {
     assert_eq!(answered.iter().filter(|answer| *answer == "0").count(), 1, "{answered:?}");
@@ -56,10 +64,7 @@ fn processes_of_a_seat_that_begin_at_once_have_one_limit() {
     let takers: Vec<_> = (0..10).map(|n| taker(&world, &format!("taker{n}"), &places.socket(name))).collect();
     let_go(&world, &takers);
     one_has_memory(&answers(&takers));
-    world.stop();
-    for taker in takers {
-        taker.finish().passed();
-    }
+    end(&world, takers);
 }
 
 #[test]
@@ -78,10 +83,7 @@ fn processes_of_a_seat_wait_for_a_scheduler_that_does_not_answer() {
     let answered = answers(&takers);
     assert!(heard_nothing, "{answered:?}");
     one_has_memory(&answered);
-    world.stop();
-    for taker in takers {
-        taker.finish().passed();
-    }
+    end(&world, takers);
 }
 
 /// Connections that take all places which one user, or one seat, has there.
@@ -128,9 +130,6 @@ fn a_process_for_which_its_seat_has_no_place_gets_no_memory() {
     wait_until("it hears that it is refused", || unseated.log().contains(&format!("{why}\n")));
     let why = format!("{why}; all places of its seat are taken, so it gets no memory\n");
     assert!(seated.log().contains(&why), "{}", seated.log());
-    world.stop();
-    for taker in takers {
-        taker.finish().passed();
-    }
+    end(&world, takers);
     drop(taken);
 }

@@ -3,8 +3,8 @@
 //! `cuCtxEnablePeerAccess` gives a context access to what another device's context has by `cuMemAlloc`. It does not reach
 //! mappings: their access is of devices, and is set for each mapping. So the library notes which contexts may reach which.
 //! Wherever it maps memory of `cuMemAlloc`, at once and later, it names the devices of all that may. It takes the access
-//! away when the last context of a device gives it up, or ends. A device whose [copies](crate::hooks::copies) need access keeps it. Memory that the program maps itself has the access that the
-//! program gives it, as natively.
+//! away when the last context of a device gives it up, or ends. A device whose [copies](crate::hooks::copies) need access
+//! keeps it. Memory that the program maps itself has the access that the program gives it, as natively.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
