@@ -115,9 +115,9 @@ impl Storm<'_> {
             self.all.refused_alone.fetch_add(1, Ordering::SeqCst);
             return;
         }
-        let kind = if native { "natively" } else { "under nvshare" };
-        println!("storm: seed {}, {kind}: {}\n{}", options.seed, finding.kind, finding.text);
-        lock(&self.all.found).push(Found { options, finding, native });
+        let found = Found { options, finding, native };
+        println!("{found}");
+        lock(&self.all.found).push(found);
         if !native && !self.all.options.keep_going {
             self.all.stop.store(true, Ordering::SeqCst);
         }

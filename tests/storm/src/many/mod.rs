@@ -114,6 +114,13 @@ struct Found {
     native: bool,
 }
 
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let how = if self.native { "natively" } else { "under nvshare" };
+        write!(f, "storm: seed {}, {how}: {}\n{}", self.options.seed, self.finding.kind, self.finding.text)
+    }
+}
+
 /// State that the jobs of all worlds share.
 struct All<'a> {
     options: &'a StormOptions,
@@ -393,6 +400,8 @@ impl All<'_> {
             );
         }
         println!("storm: {lost} programs ended as their card was lost");
+        // Again, behind the tables: of a long log often the end alone is kept.
+        found.iter().for_each(|found| println!("{found}"));
         let native = found.iter().filter(|found| found.native).count();
         println!(
             "storm: {seeds} seeds from {} in {:.0} s, median {} ms natively and {} ms in turns, {turns} hand-overs, {native} findings natively, {} findings",
