@@ -61,8 +61,10 @@ pub struct DeviceFacts {
 /// The process's part in its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LimitUse {
-    /// It is not known which processes share the limit.
+    /// No scheduler has answered: it is not known which processes share the limit.
     Unknown,
+    /// The scheduler has registered the process. It says next which do, and what the capacity is.
+    Coming,
     /// The scheduler has said which do, or there is no scheduler.
     Known,
     /// Other processes may have the whole limit: nothing is admitted.

@@ -143,6 +143,7 @@ impl Session {
 
     /// The connection is gone.
     pub fn lost<H: Host>(&mut self, host: &mut H, now: Duration) {
+        update_all(host, Account::lose_scheduler);
         self.feed(host, Input::Lost, now);
     }
 

@@ -128,7 +128,7 @@ pub(crate) fn admitted<T, U>(
     let mut ladder = Ladder::new(device, bytes, kind);
     // For plain memory, the driver itself reports that the card is full.
     while kind.is_in_disguise() && !device.has_it_alone(bytes) {
-        ladder.climb(Shortage::Limit)?;
+        ladder.climb(Shortage::Limit).inspect_err(|_| device.say_full(bytes))?;
     }
     loop {
         let mark = FrameMark::new();

@@ -245,10 +245,17 @@ impl Device {
         })
     }
 
-    /// Says why an allocation is refused. A process warns of its first one alone: some programs find the end of the memory by trying.
+    /// Says why an allocation is refused that does not [fit alone](Self::has_it_alone).
+    pub(crate) fn say_full(&self, bytes: u64) {
+        let free = driver::free_memory().unwrap_or_default();
+        // As below, whole MiB.
+        let [bytes, free] = [bytes.div_ceil(MIB), free / MIB];
+        say_of_refusal(format_args!(
+            "an allocation of {bytes} MiB is refused: no scheduler makes room, and {free} MiB of the GPU are free"
+        ));
+    }
+
     fn say_refused(&self, bytes: u64, refusal: Refusal) {
-        static HAS_WARNED: AtomicBool = AtomicBool::new(false);
-        let say = if HAS_WARNED.swap(true, Ordering::Relaxed) { log::info } else { log::warn };
         let (used, most, full) = match refusal {
             Refusal::Own { used, most } if most < self.total => (used, most, "the process's limit"),
             Refusal::Own { used, most } => (used, most, "the GPU"),
@@ -256,7 +263,7 @@ impl Device {
         };
         // Bytes are whole MiB here: a text with fractions would be allocated.
         let [bytes, used, most] = [bytes, used, most].map(|bytes| bytes.div_ceil(MIB));
-        say(format_args!(
+        say_of_refusal(format_args!(
             "an allocation of {bytes} MiB is refused: {full} has {most} MiB, and {used} MiB are in use"
         ));
     }
@@ -404,4 +411,11 @@ impl Device {
             bell::ring();
         }
     }
+}
+
+/// Says why an allocation is refused. A process warns of its first one alone: some programs find the end of the memory by trying.
+fn say_of_refusal(text: std::fmt::Arguments<'_>) {
+    static HAS_WARNED: AtomicBool = AtomicBool::new(false);
+    let say = if HAS_WARNED.swap(true, Ordering::Relaxed) { log::info } else { log::warn };
+    say(text);
 }

@@ -203,8 +203,8 @@ impl<T: TenantQuota> Account<T> {
         let Some(limit) = self.facts.limit else { return u64::MAX };
         match self.limit_use {
             LimitUse::Known => limit,
-            LimitUse::Unknown if !self.facts.is_of_seat => limit,
-            LimitUse::Unknown | LimitUse::ShutOut => 0,
+            LimitUse::Unknown | LimitUse::Coming if !self.facts.is_of_seat => limit,
+            LimitUse::Unknown | LimitUse::Coming | LimitUse::ShutOut => 0,
         }
     }
 

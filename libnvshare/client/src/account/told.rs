@@ -68,7 +68,14 @@ impl<T: TenantQuota> Account<T> {
 
     /// The scheduler has registered the process, which was shut out or not. It tells the capacity next.
     pub fn let_in(&mut self) {
-        if self.limit_use == LimitUse::ShutOut {
+        if self.limit_use != LimitUse::Known {
+            self.limit_use = LimitUse::Coming;
+        }
+    }
+
+    /// The connection is gone. A scheduler that was about to tell the capacity does not.
+    pub fn lose_scheduler(&mut self) {
+        if self.limit_use == LimitUse::Coming {
             self.limit_use = LimitUse::Unknown;
         }
     }
@@ -80,10 +87,16 @@ impl<T: TenantQuota> Account<T> {
         }
     }
 
-    /// Whether the process still waits to hear the GPU's capacity, or that there is no scheduler, or no place for this process.
+    /// Whether the process still waits to hear the GPU's capacity, or that there is no scheduler, or no place for this process. A
+    /// scheduler that does not schedule tells the capacity too.
     #[must_use]
     pub fn is_capacity_awaited(&self) -> bool {
-        self.capacity.is_none() && !self.unmetered && self.limit_use != LimitUse::ShutOut
+        let is_awaited = match self.limit_use {
+            LimitUse::Coming => true,
+            LimitUse::Unknown | LimitUse::Known => !self.unmetered,
+            LimitUse::ShutOut => false,
+        };
+        self.capacity.is_none() && is_awaited
     }
 
     /// Whether the limit is a seat's, which its processes have together.
@@ -96,7 +109,11 @@ impl<T: TenantQuota> Account<T> {
     /// process waits also after the session has given up the wait for an answer.
     #[must_use]
     pub fn is_limit_awaited(&self) -> bool {
-        let is_awaited = self.limit_use == LimitUse::Unknown && (self.facts.is_of_seat || !self.unmetered);
+        let is_awaited = match self.limit_use {
+            LimitUse::Coming => true,
+            LimitUse::Unknown => self.facts.is_of_seat || !self.unmetered,
+            LimitUse::Known | LimitUse::ShutOut => false,
+        };
         self.facts.limit.is_some() && is_awaited
     }
 }

@@ -372,6 +372,21 @@ fn a_process_that_is_shut_out_keeps_what_it_has_and_gets_no_more_until_it_is_let
     assert!(!Account::<Shared>::new(terms(false, false)).is_limit_awaited(), "there is none");
 }
 
+/// Others may have the card's memory, which they need not leave before the capacity is known: an allocation that is judged by the
+/// memory that is free would be refused.
+#[test]
+fn a_scheduler_that_does_not_schedule_is_waited_for_until_it_tells_the_capacity() {
+    let mut account: Account<Shared> = Account::new(terms(true, false));
+    account.let_in();
+    account.stop_metering();
+    assert!(account.is_capacity_awaited() && account.is_limit_awaited());
+    let mut told = account;
+    told.set_capacity(TOTAL);
+    assert!(!told.is_capacity_awaited() && !told.is_limit_awaited());
+    account.lose_scheduler();
+    assert!(!account.is_capacity_awaited() && !account.is_limit_awaited(), "nobody tells it");
+}
+
 #[test]
 fn a_seats_process_has_nothing_of_the_limit_until_the_scheduler_answers_or_is_found_missing() {
     let of_a_seat = || Account::<Shared>::new(DeviceFacts { is_of_seat: true, ..terms(true, false) });
