@@ -188,8 +188,8 @@ mod tests {
             (vec!["GPU-1::0".to_owned()], false, unknown("GPU-1::0".to_owned())),
             (vec![], true, Err(Refusal::Nothing { resource: resource() })),
         ] {
-            let table = Resource::table(&options("")).unwrap();
-            let got = slots(&asked, &table[0], multi, |gpu| gpu != stranger);
+            let resources = Resource::all(&options("")).unwrap();
+            let got = slots(&asked, &resources[0], multi, |gpu| gpu != stranger);
             assert_eq!(got, expected, "{asked:?}");
         }
         let refused = Refusal::TooLarge { resource: resource(), count: 2 }.to_string();

@@ -12,16 +12,19 @@ use crate::options::Options;
 /// The specification's name in its folder.
 pub const FILE: &str = "nvshare.com-gpu.json";
 
-/// The name of a seat's device. It begins with a letter: version 0.3.0 of the interface refuses a file with any name that begins with a digit.
+/// The beginning of a device's name, a letter: version 0.3.0 of the interface refuses a file with any name that begins with a digit.
+const PREFIX: &str = "seat-";
+
+/// The name of a seat's device.
 #[must_use]
 pub fn device_name(seat: SeatName) -> String {
-    format!("seat-{seat}")
+    format!("{PREFIX}{seat}")
 }
 
 /// The seat whose device has this name, kind and all.
 #[must_use]
 pub fn seat_of_qualified(name: &str) -> Option<SeatName> {
-    name.strip_prefix(KIND)?.strip_prefix("=seat-")?.parse().ok()
+    name.strip_prefix(KIND)?.strip_prefix('=')?.strip_prefix(PREFIX)?.parse().ok()
 }
 
 /// The name of the gang that a claim's processes are. The scheduler keeps gangs of one name in different seats apart.

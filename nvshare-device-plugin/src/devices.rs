@@ -8,9 +8,9 @@ use crate::resources::Resource;
 
 /// A GPU of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Card {
+pub struct NodeGpu {
     /// Its name.
-    pub gpu: GpuUuid,
+    pub uuid: GpuUuid,
     /// Its place among the GPUs of the machine, from 0.
     pub index: u32,
     /// Its model, where that is known.
@@ -25,10 +25,10 @@ pub struct Card {
     pub mig: bool,
 }
 
-impl Card {
+impl NodeGpu {
     /// One of which nothing is known but its name. Where NVIDIA's CDI devices have numbers, it is given out once the plugin starts again.
-    const fn lost(gpu: GpuUuid, index: u32) -> Self {
-        Self { gpu, index, model: None, minor: None, numa: None, memory: None, mig: false }
+    const fn lost(uuid: GpuUuid, index: u32) -> Self {
+        Self { uuid, index, model: None, minor: None, numa: None, memory: None, mig: false }
     }
 }
 
@@ -59,42 +59,42 @@ impl GpuChoice {
 ///
 /// # Errors
 /// None that is named is there, or one has less memory than a slot of a resource is to have.
-pub fn choose(cards: Vec<Card>, named: &GpuChoice, table: &[Resource]) -> Result<Vec<Card>, String> {
+pub fn choose(gpus: Vec<NodeGpu>, named: &GpuChoice, resources: &[Resource]) -> Result<Vec<NodeGpu>, String> {
     let GpuChoice { gpus: named, by } = named;
     let lost: Vec<GpuUuid> =
-        named.iter().copied().filter(|gpu| cards.iter().all(|card| card.gpu != *gpu)).collect();
+        named.iter().copied().filter(|gpu| gpus.iter().all(|there| there.uuid != *gpu)).collect();
     if let Some(missing) = lost.first().filter(|_| lost.len() == named.len()) {
-        let there: Vec<String> = cards.iter().map(|card| card.gpu.to_string()).collect();
+        let there: Vec<String> = gpus.iter().map(|gpu| gpu.uuid.to_string()).collect();
         return Err(format!("{by}: {missing} is not there; this machine has {}", there.join(", ")));
     }
-    let is_chosen = |card: &Card| named.is_empty() || named.contains(&card.gpu);
-    let lost = lost.into_iter().zip(cards.len() as u32..).map(|(gpu, index)| Card::lost(gpu, index));
-    let chosen: Vec<Card> = cards.into_iter().filter(is_chosen).chain(lost).collect();
-    for (resource, card) in table.iter().flat_map(|resource| chosen.iter().map(move |card| (resource, card)))
+    let is_chosen = |gpu: &NodeGpu| named.is_empty() || named.contains(&gpu.uuid);
+    let lost = lost.into_iter().zip(gpus.len() as u32..).map(|(gpu, index)| NodeGpu::lost(gpu, index));
+    let chosen: Vec<NodeGpu> = gpus.into_iter().filter(is_chosen).chain(lost).collect();
+    for (resource, gpu) in resources.iter().flat_map(|resource| chosen.iter().map(move |gpu| (resource, gpu)))
     {
-        if let (Some(limit), Some(memory)) = (resource.memory(), card.memory)
+        if let (Some(limit), Some(memory)) = (resource.memory(), gpu.memory)
             && limit > memory
         {
             let (option, limit, memory) = (resource.option(), Bytes(limit), Bytes(memory));
-            return Err(format!("{option}: {} has {memory}, less than {limit}", card.gpu));
+            return Err(format!("{option}: {} has {memory}, less than {limit}", gpu.uuid));
         }
     }
     Ok(chosen)
 }
 
 /// The list that the kubelet gets of a resource.
-pub fn list(cards: &[Card], resource: &Resource, is_healthy: impl Fn(&Card) -> bool) -> Vec<Device> {
-    let of_card = |card: &Card| {
-        let health = if is_healthy(card) { HEALTHY } else { UNHEALTHY };
-        let node = card.numa.map(|node| NumaNode { id: node.into() });
+pub fn list(gpus: &[NodeGpu], resource: &Resource, is_healthy: impl Fn(&NodeGpu) -> bool) -> Vec<Device> {
+    let of_gpu = |gpu: &NodeGpu| {
+        let health = if is_healthy(gpu) { HEALTHY } else { UNHEALTHY };
+        let node = gpu.numa.map(|node| NumaNode { id: node.into() });
         let topology = node.map(|node| TopologyInfo { nodes: vec![node] });
-        resource.ids(card.gpu).map(move |id| Device {
+        resource.ids(gpu.uuid).map(move |id| Device {
             id,
             health: health.to_owned(),
             topology: topology.clone(),
         })
     };
-    cards.iter().flat_map(of_card).collect()
+    gpus.iter().flat_map(of_gpu).collect()
 }
 
 #[cfg(test)]
@@ -104,14 +104,14 @@ pub(crate) mod tests {
     use super::*;
     use crate::options::Options;
 
-    fn table(options: &str) -> Vec<Resource> {
+    fn resources(options: &str) -> Vec<Resource> {
         let words = std::iter::once("plugin").chain(options.split_whitespace());
-        Resource::table(&Options::parse_from(words)).unwrap()
+        Resource::all(&Options::parse_from(words)).unwrap()
     }
 
-    pub(crate) fn card(number: u8) -> Card {
-        Card {
-            gpu: GpuUuid([number; 16]),
+    pub(crate) fn node_gpu(number: u8) -> NodeGpu {
+        NodeGpu {
+            uuid: GpuUuid([number; 16]),
             index: 0,
             model: None,
             minor: Some(number.into()),
@@ -123,8 +123,8 @@ pub(crate) mod tests {
 
     #[test]
     fn each_gpu_has_slots_with_its_health_and_place() {
-        let cards = [card(1), Card { numa: Some(1), ..card(2) }];
-        let listed = list(&cards, &table("--slots 2")[0], |card| card.gpu == cards[0].gpu);
+        let gpus = [node_gpu(1), NodeGpu { numa: Some(1), ..node_gpu(2) }];
+        let listed = list(&gpus, &resources("--slots 2")[0], |gpu| gpu.uuid == gpus[0].uuid);
         let short: Vec<_> = listed
             .iter()
             .map(|device| {
@@ -132,7 +132,7 @@ pub(crate) mod tests {
                 (device.id.as_str(), device.health.as_str(), node)
             })
             .collect();
-        let (a, b) = (cards[0].gpu, cards[1].gpu);
+        let (a, b) = (gpus[0].uuid, gpus[1].uuid);
         assert_eq!(
             short,
             [
@@ -142,7 +142,9 @@ pub(crate) mod tests {
                 (&*format!("{b}::1"), "Unhealthy", Some(1)),
             ]
         );
-        assert!(list(&cards, &table("--slots 1000")[0], |_| true).iter().all(|device| device.id.len() <= 63));
+        assert!(
+            list(&gpus, &resources("--slots 1000")[0], |_| true).iter().all(|device| device.id.len() <= 63)
+        );
     }
 
     fn by(gpus: &[GpuUuid]) -> GpuChoice {
@@ -151,7 +153,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_file_names_gpus_by_line_or_comma() {
-        let [a, b] = [1, 2].map(|number| card(number).gpu);
+        let [a, b] = [1, 2].map(|number| node_gpu(number).uuid);
         let read = |text: &str| GpuChoice::read(text, "FILE".to_owned());
         for text in [format!("{a}\n{b}\n"), format!("{a},{b}"), format!(" {a} ,\r\n\n{b},\n")] {
             assert_eq!(read(&text).map(|named| named.gpus), Ok(vec![a, b]), "{text:?}");
@@ -163,13 +165,16 @@ pub(crate) mod tests {
 
     #[test]
     fn gpus_are_those_that_are_named() {
-        let (a, b) = (card(1), card(2));
+        let (a, b) = (node_gpu(1), node_gpu(2));
         let all = || vec![a.clone(), b.clone()];
-        assert_eq!(choose(all(), &by(&[]), &table("")).unwrap(), all());
-        assert_eq!(choose(all(), &by(&[b.gpu]), &table("")).unwrap(), std::slice::from_ref(&b));
+        assert_eq!(choose(all(), &by(&[]), &resources("")).unwrap(), all());
+        assert_eq!(choose(all(), &by(&[b.uuid]), &resources("")).unwrap(), std::slice::from_ref(&b));
         let lost = GpuUuid([3; 16]);
-        assert_eq!(choose(all(), &by(&[lost, b.gpu]), &table("")).unwrap(), [b.clone(), Card::lost(lost, 2)]);
-        let missing = choose(all(), &by(&[lost]), &table("")).unwrap_err();
+        assert_eq!(
+            choose(all(), &by(&[lost, b.uuid]), &resources("")).unwrap(),
+            [b.clone(), NodeGpu::lost(lost, 2)]
+        );
+        let missing = choose(all(), &by(&[lost]), &resources("")).unwrap_err();
         assert!(
             missing.starts_with("--gpus: GPU-03030303-0303-0303-0303-030303030303 is not there"),
             "{missing}"
@@ -178,18 +183,21 @@ pub(crate) mod tests {
 
     #[test]
     fn no_slot_has_more_memory_than_its_gpu() {
-        let all = || vec![card(1), Card { memory: Some(4 << 30), ..card(2) }];
-        assert!(choose(all(), &by(&[]), &table("--slot-memory 4g")).is_ok());
-        let small = card(2).gpu;
+        let all = || vec![node_gpu(1), NodeGpu { memory: Some(4 << 30), ..node_gpu(2) }];
+        assert!(choose(all(), &by(&[]), &resources("--slot-memory 4g")).is_ok());
+        let small = node_gpu(2).uuid;
         for (options, option) in [
             ("--slot-memory 5g --also low=memory=1g", "--slot-memory"),
             ("--slot-memory 4g --also high=memory=5g,priority=high", "--also high"),
         ] {
-            let refused = choose(all(), &by(&[]), &table(options)).unwrap_err();
+            let refused = choose(all(), &by(&[]), &resources(options)).unwrap_err();
             assert_eq!(refused, format!("{option}: {small} has 4.00 GiB, less than 5.00 GiB"));
-            assert!(choose(all(), &by(&[card(1).gpu]), &table(options)).is_ok(), "it is not given out");
-            let unknown = vec![Card { memory: None, ..card(1) }];
-            assert!(choose(unknown, &by(&[]), &table(options)).is_ok());
+            assert!(
+                choose(all(), &by(&[node_gpu(1).uuid]), &resources(options)).is_ok(),
+                "it is not given out"
+            );
+            let unknown = vec![NodeGpu { memory: None, ..node_gpu(1) }];
+            assert!(choose(unknown, &by(&[]), &resources(options)).is_ok());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::devices::Card;
+use crate::devices::NodeGpu;
 use crate::files;
 
 /// The file's name in its folder.
@@ -12,7 +12,7 @@ pub const FILE: &str = "nvshare";
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn write(folder: &Path, cards: &[Card], slots: u32) -> Result<(), String> {
-    let text = format!("nvshare.com/gpu.count={}\nnvshare.com/gpu.slots={slots}\n", cards.len());
+pub fn write(folder: &Path, gpus: &[NodeGpu], slots: u32) -> Result<(), String> {
+    let text = format!("nvshare.com/gpu.count={}\nnvshare.com/gpu.slots={slots}\n", gpus.len());
     files::replace(&folder.join(FILE), text.as_bytes()).map(drop)
 }

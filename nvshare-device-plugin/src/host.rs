@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep};
 use tonic::Status;
 use tracing::warn;
 
-use crate::cards::GpuNews;
-use crate::devices::Card;
+use crate::devices::NodeGpu;
+use crate::node_gpus::GpuNews;
 use crate::nvidia::Found;
 use crate::options::{Api, Options, Strategy};
 use crate::records::{Record, Records, Seats};
@@ -31,9 +31,9 @@ pub struct Host {
     /// The command line.
     pub options: Options,
     /// The resources that are offered.
-    pub table: Vec<Resource>,
+    pub resources: Vec<Resource>,
     /// The GPUs that are given out.
-    pub cards: Vec<Card>,
+    pub gpus: Vec<NodeGpu>,
     /// The scheduler.
     pub scheduler: Scheduler,
     /// The seats of single slots, with the limits that are due now: the kubelet chooses among them. A claim has no such choice.
@@ -52,11 +52,11 @@ impl Host {
     ///
     /// # Errors
     /// The record cannot be read.
-    pub fn open(options: Options, table: Vec<Resource>, cards: Vec<Card>) -> Result<Self, String> {
+    pub fn open(options: Options, resources: Vec<Resource>, gpus: Vec<NodeGpu>) -> Result<Self, String> {
         let (records, wrong) = Records::open(&options.state, options.api)?;
         wrong.iter().for_each(|line| warn!("{line}"));
-        let counted = cards.iter().filter(|_| options.api == Api::DevicePlugin);
-        let singles = counted.flat_map(|card| table.iter().map(move |resource| (resource, card.gpu)));
+        let counted = gpus.iter().filter(|_| options.api == Api::DevicePlugin);
+        let singles = counted.flat_map(|gpu| resources.iter().map(move |resource| (resource, gpu.uuid)));
         let singles = singles
             .flat_map(|(resource, gpu)| resource.slots_of(gpu).map(|slot| resource.record(vec![slot])));
         let folders = vec![options.etc_cdi.clone(), options.cdi_dir.clone()];
@@ -69,8 +69,8 @@ impl Host {
             troubles: Mutex::default(),
             specifications: Mutex::new(Specifications::of(folders, cdi::FILE)),
             options,
-            table,
-            cards,
+            resources,
+            gpus,
         })
     }
 
@@ -81,12 +81,12 @@ impl Host {
 
     /// The resource that these slots are of, if it is offered.
     pub(crate) fn resource(&self, slots: &[Slot]) -> Option<&Resource> {
-        self.table.iter().find(|resource| resource.has(slots))
+        self.resources.iter().find(|resource| resource.has(slots))
     }
 
     /// A GPU that is given out.
-    pub(crate) fn card(&self, gpu: GpuUuid) -> Option<&Card> {
-        self.cards.iter().find(|card| card.gpu == gpu)
+    pub(crate) fn gpu(&self, gpu: GpuUuid) -> Option<&NodeGpu> {
+        self.gpus.iter().find(|there| there.uuid == gpu)
     }
 
     /// NVIDIA's devices, as they are now.
@@ -95,14 +95,14 @@ impl Host {
             return Found::default();
         }
         let mut specifications = lock(&self.specifications);
-        nvidia::find(specifications.now(), self.options.nvidia_cdi_kind.as_deref(), &self.cards)
+        nvidia::find(specifications.now(), self.options.nvidia_cdi_kind.as_deref(), &self.gpus)
     }
 
     /// Notes what is seen of the GPUs.
     pub(crate) fn see(&self, seen: GpuNews) {
         let mut troubles = lock(&self.troubles);
         match seen {
-            GpuNews::Cards(found) => troubles.look(&self.cards, &found),
+            GpuNews::All(found) => troubles.look(&self.gpus, &found),
             GpuNews::Xid { gpu, code } => troubles.xid(gpu, code, std::time::Instant::now()),
         }
     }
@@ -112,12 +112,12 @@ impl Host {
     pub(crate) fn healthy(&self, nvidia: &Found, answers: bool) -> BTreeSet<GpuUuid> {
         let troubled = {
             let mut troubles = lock(&self.troubles);
-            troubles.news(&self.cards, std::time::Instant::now()).iter().for_each(|line| warn!("{line}"));
+            troubles.news(&self.gpus, std::time::Instant::now()).iter().for_each(|line| warn!("{line}"));
             troubles.known()
         };
-        let is_named = |card: &Card| !self.names_devices() || nvidia.names.contains_key(&card.gpu);
-        let is_healthy = |card: &&Card| answers && is_named(card) && !troubled.contains(&card.gpu);
-        self.cards.iter().filter(is_healthy).map(|card| card.gpu).collect()
+        let is_named = |gpu: &NodeGpu| !self.names_devices() || nvidia.names.contains_key(&gpu.uuid);
+        let is_healthy = |gpu: &&NodeGpu| answers && is_named(gpu) && !troubled.contains(&gpu.uuid);
+        self.gpus.iter().filter(is_healthy).map(|gpu| gpu.uuid).collect()
     }
 
     /// The seats that were given out.
@@ -335,7 +335,7 @@ impl Host {
     /// Seats that containers have and that are not recorded, as far as their GPUs and resources are there. It waits for the disk.
     pub(crate) fn lost(&self, given: &checkpoint::Seats) -> Vec<Record> {
         let records = lock(&self.records);
-        let is_there = |slots: &[Slot]| slots.iter().all(|slot| self.card(slot.gpu).is_some());
+        let is_there = |slots: &[Slot]| slots.iter().all(|slot| self.gpu(slot.gpu).is_some());
         let is_lost = |name, slots: &[Slot]| !records.seats().contains_key(name) && is_there(slots);
         let lost = given.iter().filter(|&(name, slots)| is_lost(name, slots));
         lost.filter_map(|(_, slots)| Some(self.resource(slots)?.record(slots.clone()))).collect()

@@ -3,14 +3,13 @@
 //!
 //! Decisions are in modules without IO: [`resources`], [`devices`], [`troubles`], [`allocate`], [`preferred`], [`cdi`], [`nvidia`], [`checkpoint`], [`unused`]. Around them: the kubelet
 //! ([`kubelet`], [`grpc`]), the scheduler and the pods ([`upkeep`], [`pods`]), and files ([`files`], [`records`], [`specifications`],
-//! [`cards`], [`features`]). [`host`] holds together what both APIs have, [`plugin`] is the device plugin API, [`rivals`] keeps a node to one of the
+//! [`node_gpus`], [`features`]). [`host`] holds together what both APIs have, [`plugin`] is the device plugin API, [`rivals`] keeps a node to one of the
 //! two, and [`clean_up`] removes what they leave.
 
 #![forbid(unsafe_code)]
 
 pub mod allocate;
 pub mod api;
-pub mod cards;
 pub mod cdi;
 pub mod checkpoint;
 pub mod clean_up;
@@ -21,6 +20,7 @@ pub mod files;
 pub mod grpc;
 pub mod host;
 pub mod kubelet;
+pub mod node_gpus;
 pub mod nvidia;
 pub mod options;
 pub mod plugin;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::devices::Card;
+use crate::devices::NodeGpu;
 
 /// The kinds that NVIDIA's tools give their devices, the one that stays when a plugin goes first.
 pub const KINDS: [&str; 2] = ["nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu"];
@@ -56,7 +56,7 @@ pub struct Found {
 
 /// Looks for the GPUs' devices: of one kind, or of the first of the usual ones that has the GPU.
 #[must_use]
-pub fn find(specifications: &[Specification], kind: Option<&str>, cards: &[Card]) -> Found {
+pub fn find(specifications: &[Specification], kind: Option<&str>, gpus: &[NodeGpu]) -> Found {
     let usual = if kind.is_some() { &[] } else { &KINDS[..] };
     let kinds = || kind.into_iter().chain(usual.iter().copied());
     let of_kind = |kind: &str| -> Vec<&Device> {
@@ -64,18 +64,18 @@ pub fn find(specifications: &[Specification], kind: Option<&str>, cards: &[Card]
         found.flat_map(|specification| &specification.devices).collect()
     };
     let name =
-        |card: &Card| kinds().find_map(|kind| Some(format!("{kind}={}", named(card, &of_kind(kind))?)));
-    let names = cards.iter().filter_map(|card| Some((card.gpu, name(card)?))).collect();
+        |gpu: &NodeGpu| kinds().find_map(|kind| Some(format!("{kind}={}", named(gpu, &of_kind(kind))?)));
+    let names = gpus.iter().filter_map(|gpu| Some((gpu.uuid, name(gpu)?))).collect();
     Found { any: kinds().any(|kind| !of_kind(kind).is_empty()), names }
 }
 
 /// The name of a GPU's device. The device is chosen by the GPU's UUID, else as the one with this GPU's file and no other's. It is not chosen by
 /// its number, because numbers change when a GPU is added.
-fn named<'a>(card: &Card, devices: &[&'a Device]) -> Option<&'a str> {
-    let uuid = card.gpu.to_string();
+fn named<'a>(gpu: &NodeGpu, devices: &[&'a Device]) -> Option<&'a str> {
+    let uuid = gpu.uuid.to_string();
     let by_uuid = devices.iter().find(|device| device.name == uuid);
     let by_file = || {
-        let minor = card.minor?;
+        let minor = gpu.minor?;
         devices.iter().find(|device| {
             let mut files =
                 device.container_edits.device_nodes.iter().filter_map(|node| minor_of(&node.path));
@@ -93,7 +93,7 @@ fn minor_of(path: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::devices::tests::card;
+    use crate::devices::tests::node_gpu;
 
     /// As `nvidia-ctk cdi generate` writes it.
     const BY_INDEX: &str = r#"---
@@ -119,46 +119,46 @@ devices:
 kind: nvidia.com/gpu
 "#;
 
-    fn by_uuid(kind: &str, cards: &[Card]) -> Specification {
+    fn by_uuid(kind: &str, gpus: &[NodeGpu]) -> Specification {
         let devices: Vec<String> =
-            cards.iter().map(|card| format!(r#"{{"name":"{}","containerEdits":{{}}}}"#, card.gpu)).collect();
+            gpus.iter().map(|gpu| format!(r#"{{"name":"{}","containerEdits":{{}}}}"#, gpu.uuid)).collect();
         parse(&format!(r#"{{"cdiVersion":"0.5.0","kind":"{kind}","devices":[{}]}}"#, devices.join(",")))
             .unwrap()
     }
 
     #[test]
     fn a_gpu_has_the_name_that_nvidia_gives_it() {
-        let cards = [card(1), card(2)];
-        let [a, b] = [cards[0].gpu, cards[1].gpu];
+        let gpus = [node_gpu(1), node_gpu(2)];
+        let [a, b] = [gpus[0].uuid, gpus[1].uuid];
         let index = parse(BY_INDEX).unwrap();
-        let plugin = by_uuid(KINDS[1], &cards);
-        let usual = by_uuid(KINDS[0], &cards[..1]);
+        let plugin = by_uuid(KINDS[1], &gpus);
+        let usual = by_uuid(KINDS[0], &gpus[..1]);
         let names = |found: Found| found.names.into_iter().collect::<Vec<_>>();
 
-        let found = find(std::slice::from_ref(&index), None, &cards);
+        let found = find(std::slice::from_ref(&index), None, &gpus);
         assert!(found.any);
         assert_eq!(names(found), [(a, "nvidia.com/gpu=0".to_owned()), (b, "nvidia.com/gpu=1".to_owned())]);
 
         // By its UUID, even where a number comes before; of the kind that stays, where that has the GPU.
-        let found = find(&[plugin.clone(), index, usual.clone()], None, &cards);
+        let found = find(&[plugin.clone(), index, usual.clone()], None, &gpus);
         assert_eq!(names(found), [(a, format!("nvidia.com/gpu={a}")), (b, "nvidia.com/gpu=1".to_owned())]);
-        let found = find(&[plugin.clone(), usual.clone()], None, &cards);
+        let found = find(&[plugin.clone(), usual.clone()], None, &gpus);
         let expected = [(a, format!("nvidia.com/gpu={a}")), (b, format!("{}={b}", KINDS[1]))];
         assert_eq!(names(found), expected);
 
         // Of the kind that is named, and no other.
-        let found = find(&[plugin, usual.clone()], Some(KINDS[0]), &cards);
+        let found = find(&[plugin, usual.clone()], Some(KINDS[0]), &gpus);
         assert_eq!(names(found), [(a, format!("nvidia.com/gpu={a}"))]);
-        assert_eq!(find(&[usual], Some("example.com/gpu"), &cards), Found::default());
-        assert_eq!(find(&[], None, &cards), Found::default());
+        assert_eq!(find(&[usual], Some("example.com/gpu"), &gpus), Found::default());
+        assert_eq!(find(&[], None, &gpus), Found::default());
     }
 
     #[test]
     fn a_number_without_the_gpus_file_is_no_name() {
         let bare = parse("kind: nvidia.com/gpu\ndevices:\n- name: \"1\"\n").unwrap();
-        let found = find(&[bare], None, &[card(1)]);
+        let found = find(&[bare], None, &[node_gpu(1)]);
         assert!(found.any && found.names.is_empty());
-        let unknown = Card { minor: None, ..card(1) };
+        let unknown = NodeGpu { minor: None, ..node_gpu(1) };
         assert!(find(&[parse(BY_INDEX).unwrap()], None, &[unknown]).names.is_empty());
         assert!(parse("kind: [").is_err());
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use nvshare_proto::{GpuUuid, TenantSettings, cdi, paths, units};
 
-use crate::cards;
 use crate::dra::classes::Mapped;
+use crate::node_gpus;
 use crate::resources::{self, Also};
 
 /// Gives slots of GPUs to containers: the device plugin of Kubernetes for nvshare.com/gpu.
@@ -132,7 +132,7 @@ pub struct Options {
     pub etc_cdi: PathBuf,
 
     /// Folder in which the kernel module describes the GPUs
-    #[arg(long, value_name = "DIR", default_value = cards::DESCRIPTIONS, hide = true)]
+    #[arg(long, value_name = "DIR", default_value = node_gpus::DESCRIPTIONS, hide = true)]
     pub gpu_descriptions: PathBuf,
 
     /// Folder in which the kernel describes devices

@@ -78,7 +78,7 @@ impl Plugin {
             let devices = watch::Sender::new(ListAndWatchResponse::default());
             Arc::new(Offer { resource: resource.clone(), devices })
         };
-        let offers = host.table.iter().map(offer).collect();
+        let offers = host.resources.iter().map(offer).collect();
         let plugin = Self {
             offers,
             allocated: Notify::new(),
@@ -98,10 +98,10 @@ impl Plugin {
             return;
         }
         let (healthy, is_none) = last.insert(now);
-        let is_healthy = |card: &devices::Card| healthy.contains(&card.gpu);
-        let cards = if *is_none { &[] } else { &self.host.cards[..] };
+        let is_healthy = |gpu: &devices::NodeGpu| healthy.contains(&gpu.uuid);
+        let gpus = if *is_none { &[] } else { &self.host.gpus[..] };
         for offer in &self.offers {
-            offer.set(devices::list(cards, &offer.resource, is_healthy));
+            offer.set(devices::list(gpus, &offer.resource, is_healthy));
         }
     }
 
@@ -211,7 +211,7 @@ impl Plugin {
     /// The slots of a resource that each container asks for.
     fn read(&self, resource: &Resource, request: &AllocateRequest) -> Result<Vec<Wishes>, Status> {
         let (is_offered, multi_gpu) =
-            (|gpu: GpuUuid| self.host.card(gpu).is_some(), self.host.options.multi_gpu);
+            (|gpu: GpuUuid| self.host.gpu(gpu).is_some(), self.host.options.multi_gpu);
         let asked = request.container_requests.iter();
         let asked =
             asked.map(|container| allocate::slots(&container.devices_ids, resource, multi_gpu, is_offered));

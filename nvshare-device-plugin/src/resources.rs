@@ -100,11 +100,11 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// The table of a command line.
+    /// All resources of a command line.
     ///
     /// # Errors
     /// Rows that cannot stand beside each other, or rows where claims are served.
-    pub fn table(options: &Options) -> Result<Vec<Self>, String> {
+    pub fn all(options: &Options) -> Result<Vec<Self>, String> {
         if options.api == Api::Dra && !options.also.is_empty() {
             return Err(
                 "--also: with --api dra there are no slots; a DeviceClass says sizes and priority".to_owned()
@@ -240,9 +240,9 @@ mod tests {
 
     use super::*;
 
-    fn table(options: &str) -> Result<Vec<Resource>, String> {
+    fn resources(options: &str) -> Result<Vec<Resource>, String> {
         let words = std::iter::once("plugin").chain(options.split_whitespace());
-        Resource::table(&Options::parse_from(words))
+        Resource::all(&Options::parse_from(words))
     }
 
     #[test]
@@ -250,7 +250,7 @@ mod tests {
         let usual = "--slot-memory 4g --slot-compute 30 --slots 5";
         let rows =
             "--also high=memory=24g,compute=50,priority=high,weight=200,slots=2 --also low=priority=low";
-        let table = table(&format!("{usual} {rows}")).unwrap();
+        let table = resources(&format!("{usual} {rows}")).unwrap();
         let short: Vec<_> = table.iter().map(|row| (row.name.as_str(), row.slots, row.given)).collect();
         let given = TenantSettings { memory: Some(4 << 30), compute: Some(30), ..TenantSettings::default() };
         let low = TenantSettings { priority: Some(Priority::Low), ..given };
@@ -277,9 +277,9 @@ mod tests {
     #[test]
     fn the_kubelets_names_are_slots_that_no_other_row_has() {
         let gpu = GpuUuid([1; 16]);
-        let all = table("--slots 1000 --also small=memory=8g --also low=priority=low,slots=3").unwrap();
+        let all = resources("--slots 1000 --also small=memory=8g --also low=priority=low,slots=3").unwrap();
         // With any words beside it.
-        let alone = table("--also low=priority=low,slots=3").unwrap();
+        let alone = resources("--also low=priority=low,slots=3").unwrap();
         assert_eq!(alone[1], all[2]);
         let mut seats = BTreeSet::new();
         for row in &all {
@@ -302,10 +302,10 @@ mod tests {
     #[test]
     fn rows_that_cannot_stand_beside_each_other_are_refused() {
         assert_eq!(
-            table("--also a=slots=1 --also a=slots=2").unwrap_err(),
+            resources("--also a=slots=1 --also a=slots=2").unwrap_err(),
             "--also a: there are two rows of this name"
         );
-        let claims = table("--api dra --also a=slots=1").unwrap_err();
+        let claims = resources("--api dra --also a=slots=1").unwrap_err();
         assert_eq!(
             claims,
             "--also: with --api dra there are no slots; a DeviceClass says sizes and priority"
@@ -316,7 +316,7 @@ mod tests {
             known.insert(Numbers::of(&name), name.clone()).map(|other| (other, name))
         });
         let (one, other) = clash.unwrap();
-        let refused = table(&format!("--also {one}=slots=1 --also {other}=slots=1")).unwrap_err();
+        let refused = resources(&format!("--also {one}=slots=1 --also {other}=slots=1")).unwrap_err();
         let why =
             format!("--also {other}: its seats would have the names of those of {one}; choose another name");
         assert_eq!(refused, why);

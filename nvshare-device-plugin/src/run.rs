@@ -14,9 +14,9 @@ use tokio::time::sleep;
 use tracing::info;
 
 use crate::allocate::{LIBRARY, PRELOAD, preload_file};
-use crate::cards::{self, Places, Versions};
-use crate::devices::{self, Card, GpuChoice};
+use crate::devices::{self, GpuChoice, NodeGpu};
 use crate::host::Host;
+use crate::node_gpus::{self, GpuSources, Versions};
 use crate::options::{Api, Options, Preload};
 use crate::plugin::Plugin;
 use crate::resources::Resource;
@@ -37,7 +37,7 @@ pub async fn run(options: Options) -> Result<(), String> {
     if options.clean_up {
         return clean_up::run(&options).await;
     }
-    let table = Resource::table(&options)?;
+    let resources = Resource::all(&options)?;
     let server = match options.api {
         Api::DevicePlugin => None,
         Api::Dra => Some(dra::server(&options).await?),
@@ -47,24 +47,25 @@ pub async fn run(options: Options) -> Result<(), String> {
     // No other plugin does the same now.
     rivals::refuse_seats(&options).await?;
     install(&options)?;
-    let named = named(&options)?;
-    let places = Places {
+    let choice = read_choice(&options)?;
+    let sources = GpuSources {
         descriptions: options.gpu_descriptions.clone(),
         sysfs: options.sysfs.clone(),
-        pause: options.pause(cards::LOOK_EVERY),
+        pause: options.pause(node_gpus::LOOK_EVERY),
     };
-    let cards = find_cards(&options, &named, &table, &places).await?;
+    let gpus = find_gpus(&options, &choice, &resources, &sources).await?;
     if let Some(folder) = &options.features_dir {
-        features::write(folder, &cards, options.slots)?;
+        features::write(folder, &gpus, options.slots)?;
     }
     // NVML is asked only where it is of use.
-    let versions = if server.is_some() { places.versions() } else { Versions::default() };
-    let host = Arc::new(Host::open(options, table, cards)?);
-    let sees = Arc::clone(&host);
+    let versions = if server.is_some() { sources.versions() } else { Versions::default() };
+    let host = Arc::new(Host::open(options, resources, gpus)?);
+    let observer = Arc::clone(&host);
     // NVML waits.
-    let follows =
-        thread::Builder::new().name("gpus".to_owned()).spawn(move || places.follow(|seen| sees.see(seen)));
-    follows.map_err(|error| error.to_string())?;
+    let spawned = thread::Builder::new()
+        .name("gpus".to_owned())
+        .spawn(move || sources.follow(|news| observer.see(news)));
+    spawned.map_err(|error| error.to_string())?;
     match server {
         Some(server) => dra::serve(host, server, versions).await,
         None => serve_slots(host).await,
@@ -111,7 +112,7 @@ fn install(options: &Options) -> Result<(), String> {
 }
 
 /// The GPUs that the command line, or the file that it names, is for.
-fn named(options: &Options) -> Result<GpuChoice, String> {
+fn read_choice(options: &Options) -> Result<GpuChoice, String> {
     let Some(path) = &options.gpus_of else {
         return Ok(GpuChoice { gpus: options.gpus.clone(), by: "--gpus".to_owned() });
     };
@@ -128,26 +129,26 @@ fn named(options: &Options) -> Result<GpuChoice, String> {
 }
 
 /// Waits until this machine has GPUs: the driver may be loaded later, and a GPU may tell its UUID later than others.
-async fn find_cards(
+async fn find_gpus(
     options: &Options,
-    named: &GpuChoice,
-    table: &[Resource],
-    places: &Places,
-) -> Result<Vec<Card>, String> {
+    choice: &GpuChoice,
+    resources: &[Resource],
+    sources: &GpuSources,
+) -> Result<Vec<NodeGpu>, String> {
     let mut first: Option<Instant> = None;
     loop {
-        let places = places.clone();
-        let look = move || (places.list(), places.count());
+        let sources = sources.clone();
+        let look = move || (sources.list(), sources.count());
         let (found, count) = spawn_blocking(look).await.map_err(|error| error.to_string())?;
         if found.is_empty() {
             let descriptions = options.gpu_descriptions.display();
             NO_GPU.say(format_args!("no GPU is there yet, neither by NVML nor in {descriptions}"));
         } else {
-            let is_there = |gpu: &GpuUuid| found.iter().any(|card| card.gpu == *gpu);
-            let needs_no_other = !named.gpus.is_empty() && named.gpus.iter().all(is_there);
+            let is_there = |gpu: &GpuUuid| found.iter().any(|there| there.uuid == *gpu);
+            let needs_no_other = !choice.gpus.is_empty() && choice.gpus.iter().all(is_there);
             let waited = first.get_or_insert_with(Instant::now).elapsed();
             if found.len() >= count || needs_no_other || waited >= OTHERS_PATIENCE {
-                return devices::choose(found, named, table);
+                return devices::choose(found, choice, resources);
             }
             let (found, longest) = (found.len(), OTHERS_PATIENCE.as_secs());
             NOT_ALL.say(format_args!(

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_proto::GpuUuid;
 
-use crate::devices::Card;
+use crate::devices::NodeGpu;
 
 /// Errors (Xid) that a program's mistakes cause, and after which the GPU goes on: those that NVIDIA's device plugin passes over
 /// (<https://docs.nvidia.com/deploy/xid-errors/>): an exception in a kernel, a page fault, a program that was stopped, cleaned up after, failed in
@@ -58,12 +58,12 @@ pub struct Troubles {
 
 impl Troubles {
     /// Takes a look into account that found these GPUs.
-    pub fn look(&mut self, cards: &[Card], found: &[Card]) {
-        for Card { gpu, .. } in cards {
-            let found = found.iter().find(|card| card.gpu == *gpu);
+    pub fn look(&mut self, gpus: &[NodeGpu], found: &[NodeGpu]) {
+        for NodeGpu { uuid: gpu, .. } in gpus {
+            let found = found.iter().find(|there| there.uuid == *gpu);
             let seen = self.seen.entry(*gpu).or_default();
             let was_gone = std::mem::replace(&mut seen.is_gone, found.is_none());
-            seen.has_mig = found.is_some_and(|card| card.mig);
+            seen.has_mig = found.is_some_and(|gpu| gpu.mig);
             // A GPU that comes back was reset.
             seen.xid = seen.xid.filter(|_| !was_gone || seen.is_gone);
         }
@@ -85,9 +85,9 @@ impl Troubles {
     }
 
     /// A line for each GPU whose trouble is another one than it was.
-    pub fn news(&mut self, cards: &[Card], now: Instant) -> Vec<String> {
+    pub fn news(&mut self, gpus: &[NodeGpu], now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
-        for &Card { gpu, .. } in cards {
+        for &NodeGpu { uuid: gpu, .. } in gpus {
             let trouble = self.of(gpu, now);
             let told = match trouble {
                 Some(trouble) => self.told.insert(gpu, trouble),
@@ -114,30 +114,30 @@ impl Troubles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::devices::tests::card;
+    use crate::devices::tests::node_gpu;
 
     #[test]
     fn trouble_comes_and_goes() {
-        let cards = [card(1), card(2)];
-        let [a, b] = [cards[0].gpu, cards[1].gpu];
+        let gpus = [node_gpu(1), node_gpu(2)];
+        let [a, b] = [gpus[0].uuid, gpus[1].uuid];
         let start = Instant::now();
         let at = |second| start + Duration::from_secs(second);
         let mut troubles = Troubles::default();
         let say = |troubles: &mut Troubles, second, expected: &[&str]| {
-            let lines = troubles.news(&cards, at(second));
+            let lines = troubles.news(&gpus, at(second));
             assert_eq!(lines.len(), expected.len(), "{lines:?}");
             assert!(lines.iter().zip(expected).all(|(line, part)| line.contains(part)), "{lines:?}");
             troubles.known()
         };
         assert_eq!(say(&mut troubles, 0, &[]), BTreeSet::new());
-        troubles.look(&cards, &cards[..1]);
+        troubles.look(&gpus, &gpus[..1]);
         assert_eq!(say(&mut troubles, 0, &["is not there any more"]), [b].into());
         assert_eq!(say(&mut troubles, 1, &[]), [b].into(), "it is told once");
-        let divided = Card { mig: true, ..cards[0].clone() };
-        troubles.look(&cards, &[divided, cards[1].clone()]);
+        let divided = NodeGpu { mig: true, ..gpus[0].clone() };
+        troubles.look(&gpus, &[divided, gpus[1].clone()]);
         let told = [&*format!("{a} is in MIG mode"), &*format!("slots of {b} are given out again")];
         assert_eq!(say(&mut troubles, 2, &told), [a].into());
-        troubles.look(&cards, &cards);
+        troubles.look(&gpus, &gpus);
         assert_eq!(say(&mut troubles, 3, &["again"]), BTreeSet::new());
         // An error that a program causes is none.
         OF_PROGRAMS.iter().for_each(|&code| troubles.xid(a, code, at(3)));
@@ -149,9 +149,9 @@ mod tests {
         assert_eq!(say(&mut troubles, 900, &["again"]), BTreeSet::new());
         // A reset ends it.
         troubles.xid(a, 48, at(901));
-        troubles.look(&cards, &cards[1..]);
+        troubles.look(&gpus, &gpus[1..]);
         assert_eq!(say(&mut troubles, 902, &["not there"]), [a].into());
-        troubles.look(&cards, &cards);
+        troubles.look(&gpus, &gpus);
         assert_eq!(say(&mut troubles, 903, &["again"]), BTreeSet::new());
     }
 }

@@ -14,7 +14,7 @@ use nvshare_proto::{GpuUuid, Priority, Seat, SeatName, Slot, TenantSettings, sta
 use super::parameters::{self, Settings};
 use super::slices::{COMPUTE, MEMORY, device_name, most_memory};
 use super::{DRIVER, quantities};
-use crate::devices::Card;
+use crate::devices::NodeGpu;
 use crate::options::Options;
 use crate::records::{Claim, Record, Seats};
 
@@ -93,7 +93,7 @@ pub struct Place<'a> {
     /// Its name, and its pool's.
     pub node: &'a str,
     /// The GPUs that are given out.
-    pub cards: &'a [Card],
+    pub gpus: &'a [NodeGpu],
     /// The command line.
     pub options: &'a Options,
 }
@@ -153,12 +153,12 @@ fn read(
             let (pool, node) = (result.pool.clone(), place.node.to_owned());
             return Err(Refusal::Pool { device: device.clone(), pool, node });
         }
-        let card = place.cards.iter().find(|card| device_name(card.gpu) == *device);
-        let card = card.ok_or_else(|| Refusal::Device { device: device.clone() })?;
+        let gpu = place.gpus.iter().find(|gpu| device_name(gpu.uuid) == *device);
+        let gpu = gpu.ok_or_else(|| Refusal::Device { device: device.clone() })?;
         if result.admin_access == Some(true) {
             return Err(Refusal::Admin { request: request.to_owned() });
         }
-        let given = limits(result, card, place.options)?;
+        let given = limits(result, gpu, place.options)?;
         let said = parameters::for_request(config, request, pods).map_err(Refusal::Parameters)?;
         let given = TenantSettings { memory: given.memory, compute: given.compute, ..said.given };
         let settings = Settings { given, ..said };
@@ -168,8 +168,8 @@ fn read(
             }
             _ => all = Some((settings, request)),
         }
-        if read.insert(card.gpu, request).is_some() {
-            return Err(Refusal::SameGpu { gpu: card.gpu });
+        if read.insert(gpu.uuid, request).is_some() {
+            return Err(Refusal::SameGpu { gpu: gpu.uuid });
         }
     }
     let (gpus, requests) = read.into_iter().map(|(gpu, request)| (gpu, request.to_owned())).unzip();
@@ -180,7 +180,7 @@ fn read(
 /// options give to a slot.
 fn limits(
     result: &DeviceRequestAllocationResult,
-    card: &Card,
+    gpu: &NodeGpu,
     options: &Options,
 ) -> Result<TenantSettings, Refusal> {
     let consumed = |name: &str| {
@@ -198,7 +198,7 @@ fn limits(
         })
     };
     let usual = options.given();
-    let most = most_memory(card, options).unwrap_or(u64::MAX);
+    let most = most_memory(gpu, options).unwrap_or(u64::MAX);
     let least = MIN_MEMORY_LIMIT.min(most);
     let memory = limit(MEMORY, least, most, |bytes| Bytes(bytes).to_string())?;
     let compute = limit(COMPUTE, 1, 100, |percent| format!("{percent} %"))?;
@@ -238,7 +238,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::devices::tests::card;
+    use crate::devices::tests::node_gpu;
 
     fn options(text: &str) -> Options {
         Options::parse_from(std::iter::once("plugin").chain(text.split_whitespace()))
@@ -246,7 +246,7 @@ mod tests {
 
     /// A share of a GPU for a request.
     fn share(request: &str, gpu: u8, consumed: Value) -> Value {
-        let device = device_name(card(gpu).gpu);
+        let device = device_name(node_gpu(gpu).uuid);
         let mut share = json!({"request": request, "driver": DRIVER, "pool": "n", "device": device});
         if !consumed.is_null() {
             share["consumedCapacity"] = consumed;
@@ -264,8 +264,8 @@ mod tests {
     }
 
     fn read(claim: &ResourceClaim, text: &str, known: &Seats) -> Result<Vec<Record>, Refusal> {
-        let (cards, options) = ([card(1), card(2)], options(text));
-        seats(claim, &[], Place { node: "n", cards: &cards, options: &options }, known)
+        let (gpus, options) = ([node_gpu(1), node_gpu(2)], options(text));
+        seats(claim, &[], Place { node: "n", gpus: &gpus, options: &options }, known)
     }
 
     fn parameters(fields: &Value) -> Value {
@@ -326,7 +326,7 @@ mod tests {
         let got = read(&whole, "", &Seats::new()).unwrap();
         let [Record { seat, claim: Some(of) }] = &got[..] else { panic!("{got:?}") };
         let number = first_number("u", "");
-        let slots = [1, 2].map(|gpu| Slot { gpu: card(gpu).gpu, number });
+        let slots = [1, 2].map(|gpu| Slot { gpu: node_gpu(gpu).uuid, number });
         assert_eq!((&seat.slots[..], &of.requests[..]), (&slots[..], &["a", "b"].map(str::to_owned)[..]));
         assert_eq!((of.namespace.as_str(), of.name.as_str(), of.uid.as_str()), ("s", "c", "u"));
 

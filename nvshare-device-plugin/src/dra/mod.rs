@@ -27,9 +27,9 @@ use tokio::time::sleep;
 use tonic::Status;
 use tracing::{info, warn};
 
-use crate::cards::Versions;
-use crate::devices::Card;
+use crate::devices::NodeGpu;
 use crate::host::{Host, blocking};
+use crate::node_gpus::Versions;
 use crate::options::{Options, Strategy};
 use crate::records::Record;
 use crate::{cdi, pods, upkeep};
@@ -88,14 +88,14 @@ pub async fn serve(host: Arc<Host>, server: Server, versions: Versions) {
     let [prepared, ended, registered] = [(); 3].map(|()| Notify::new());
     let driver = Arc::new(Driver { host, server, prepared, ended, registered, offered });
     let (tell_boot, boot) = watch::channel(None);
-    if driver.host.cards.iter().any(|card| slices::most_memory(card, &driver.host.options).is_none()) {
+    if driver.host.gpus.iter().any(|gpu| slices::most_memory(gpu, &driver.host.options).is_none()) {
         info!(
             "NVML alone knows how much memory a GPU has: without it and without --slot-memory no claim can ask for memory"
         );
     }
     let devices = |offered: &BTreeSet<GpuUuid>| {
-        let offered = driver.host.cards.iter().filter(|card| offered.contains(&card.gpu));
-        offered.map(|card: &Card| slices::device(card, &versions, &driver.host.options)).collect()
+        let offered = driver.host.gpus.iter().filter(|gpu| offered.contains(&gpu.uuid));
+        offered.map(|gpu: &NodeGpu| slices::device(gpu, &versions, &driver.host.options)).collect()
     };
     let offers = |nvidia: &_, answers| {
         let healthy = driver.host.healthy(nvidia, answers);
@@ -189,7 +189,7 @@ impl Driver {
             Ok((found, pods)) => {
                 let (host, node) = (Arc::clone(&self.host), self.server.node().to_owned());
                 let read = self.host.read(move |known| {
-                    let place = Place { node: &node, cards: &host.cards, options: &host.options };
+                    let place = Place { node: &node, gpus: &host.gpus, options: &host.options };
                     Some(claims::seats(&found, &pods, place, known).map_err(|refusal| refusal.to_string()))
                 });
                 read.await.unwrap_or_else(|| Err("it cannot be read".to_owned()))

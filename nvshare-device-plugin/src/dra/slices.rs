@@ -12,8 +12,8 @@ use nvshare_proto::GpuUuid;
 use nvshare_proto::units::MIN_MEMORY_LIMIT;
 
 use super::{DRIVER, quantities};
-use crate::cards::Versions;
-use crate::devices::Card;
+use crate::devices::NodeGpu;
+use crate::node_gpus::Versions;
 use crate::options::Options;
 
 /// The capacity of a GPU's memory, in bytes.
@@ -34,8 +34,8 @@ pub fn device_name(gpu: GpuUuid) -> String {
 
 /// The largest part of a GPU's memory that one seat may have, in bytes. None: not known, so that no claim can ask for memory.
 #[must_use]
-pub fn most_memory(card: &Card, options: &Options) -> Option<u64> {
-    card.memory.or(options.slot_memory)
+pub fn most_memory(gpu: &NodeGpu, options: &Options) -> Option<u64> {
+    gpu.memory.or(options.slot_memory)
 }
 
 /// A GPU as a device that many claims may have.
@@ -43,9 +43,9 @@ pub fn most_memory(card: &Card, options: &Options) -> Option<u64> {
 /// A claim that asks for nothing gets a slot with the limits of the options, or else the whole GPU. All slots may have them at once, so what
 /// there is in all may be more than the GPU.
 #[must_use]
-pub fn device(card: &Card, versions: &Versions, options: &Options) -> Device {
+pub fn device(gpu: &NodeGpu, versions: &Versions, options: &Options) -> Device {
     let slots = u64::from(options.slots);
-    let memory = most_memory(card, options).map(|most| {
+    let memory = most_memory(gpu, options).map(|most| {
         // The API server refuses a slice whose default lies outside the range.
         let usual = options.slot_memory.map_or(most, |slot| slot.min(most));
         let least = MIN_MEMORY_LIMIT.min(usual);
@@ -58,9 +58,9 @@ pub fn device(card: &Card, versions: &Versions, options: &Options) -> Device {
     let places = (SLOTS, capacity([slots, 1, 1, slots].map(quantities::number), Some(1)));
     let capacity = memory.into_iter().chain([compute, places]);
     Device {
-        name: device_name(card.gpu),
+        name: device_name(gpu.uuid),
         allow_multiple_allocations: Some(true),
-        attributes: Some(attributes(card, versions)),
+        attributes: Some(attributes(gpu, versions)),
         capacity: Some(capacity.map(|(name, capacity)| (name.to_owned(), capacity)).collect()),
         ..Device::default()
     }
@@ -77,17 +77,17 @@ fn capacity([value, default, min, max]: [Quantity; 4], step: Option<u64>) -> Dev
     DeviceCapacity { value, request_policy: Some(policy) }
 }
 
-fn attributes(card: &Card, versions: &Versions) -> BTreeMap<String, DeviceAttribute> {
+fn attributes(gpu: &NodeGpu, versions: &Versions) -> BTreeMap<String, DeviceAttribute> {
     let text = |text: String| DeviceAttribute { string: Some(text), ..DeviceAttribute::default() };
     let number = |number: u32| DeviceAttribute { int: Some(number.into()), ..DeviceAttribute::default() };
     let version = |text: &String| {
         Some(DeviceAttribute { version: Some(semantic(text)?), ..DeviceAttribute::default() })
     };
-    let model = card.model.clone().filter(|model| !model.is_empty() && model.len() <= MAX_ATTRIBUTE);
+    let model = gpu.model.clone().filter(|model| !model.is_empty() && model.len() <= MAX_ATTRIBUTE);
     let known = [
-        ("uuid", Some(text(card.gpu.to_string()))),
-        ("index", Some(number(card.index))),
-        ("numaNode", card.numa.map(number)),
+        ("uuid", Some(text(gpu.uuid.to_string()))),
+        ("index", Some(number(gpu.index))),
+        ("numaNode", gpu.numa.map(number)),
         ("productName", model.map(text)),
         ("driverVersion", versions.driver.as_ref().and_then(version)),
         ("cudaDriverVersion", versions.cuda.as_ref().and_then(version)),
@@ -189,7 +189,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::devices::tests::card;
+    use crate::devices::tests::node_gpu;
 
     fn options(text: &str) -> Options {
         Options::parse_from(std::iter::once("plugin").chain(text.split_whitespace()))
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_gpu_is_a_device_that_many_may_have() {
-        let known = Card { model: Some("NVIDIA L4".to_owned()), numa: Some(1), index: 3, ..card(1) };
+        let known = NodeGpu { model: Some("NVIDIA L4".to_owned()), numa: Some(1), index: 3, ..node_gpu(1) };
         let got = device(&known, &versions(), &options("--slots 4 --slot-memory 4GiB --slot-compute 50"));
         let range = |min: &str, max: &str| json!({"min": min, "max": max});
         let stepped = |min: &str, max: &str| json!({"min": min, "max": max, "step": "1"});
@@ -228,19 +228,19 @@ mod tests {
 
     #[test]
     fn what_there_is_in_all_is_as_the_options_have_it() {
-        let unknown = Card { memory: None, ..card(1) };
+        let unknown = NodeGpu { memory: None, ..node_gpu(1) };
         // Value, default and most of the memory; value and default of the compute.
-        for (card, text, memory, compute) in [
-            (card(1), "", Some(["80Gi", "8Gi", "8Gi"]), ["1000", "100"]),
-            (card(1), "--slots 1", Some(["8Gi", "8Gi", "8Gi"]), ["100", "100"]),
-            (card(1), "--slots 2 --slot-memory 1GiB", Some(["8Gi", "1Gi", "8Gi"]), ["200", "100"]),
-            // A card of half the size, in a node whose slots are made for others.
-            (card(1), "--slots 2 --slot-memory 16GiB", Some(["16Gi", "8Gi", "8Gi"]), ["200", "100"]),
-            (card(1), "--slots 2 --slot-compute 10", Some(["16Gi", "8Gi", "8Gi"]), ["100", "10"]),
+        for (gpu, text, memory, compute) in [
+            (node_gpu(1), "", Some(["80Gi", "8Gi", "8Gi"]), ["1000", "100"]),
+            (node_gpu(1), "--slots 1", Some(["8Gi", "8Gi", "8Gi"]), ["100", "100"]),
+            (node_gpu(1), "--slots 2 --slot-memory 1GiB", Some(["8Gi", "1Gi", "8Gi"]), ["200", "100"]),
+            // A GPU of half the size, in a node whose slots are made for others.
+            (node_gpu(1), "--slots 2 --slot-memory 16GiB", Some(["16Gi", "8Gi", "8Gi"]), ["200", "100"]),
+            (node_gpu(1), "--slots 2 --slot-compute 10", Some(["16Gi", "8Gi", "8Gi"]), ["100", "10"]),
             (unknown.clone(), "", None, ["1000", "100"]),
             (unknown, "--slot-memory 2GiB", Some(["20Gi", "2Gi", "2Gi"]), ["1000", "100"]),
         ] {
-            let got = device(&card, &Versions::default(), &options(text)).capacity.unwrap();
+            let got = device(&gpu, &Versions::default(), &options(text)).capacity.unwrap();
             let of = |name: &str| {
                 let DeviceCapacity { value, request_policy } = got.get(name)?.clone();
                 let policy = request_policy.unwrap();
@@ -263,7 +263,7 @@ mod tests {
         ] {
             assert_eq!(semantic(text).as_deref(), expected, "{text}");
         }
-        let nameless = Card { model: Some("x".repeat(65)), ..card(1) };
+        let nameless = NodeGpu { model: Some("x".repeat(65)), ..node_gpu(1) };
         let got = device(&nameless, &Versions::default(), &options("")).attributes.unwrap();
         assert_eq!(got.into_keys().collect::<Vec<_>>(), ["index", "uuid"]);
     }
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn one_slice_of_a_node_is_kept_and_those_of_others_are_left_alone() {
-        let one = |number| device(&card(number), &versions(), &options(""));
+        let one = |number| device(&node_gpu(number), &versions(), &options(""));
         let (a, both) = (vec![one(1)], vec![one(1), one(2)]);
         let plain = vec![Device { allow_multiple_allocations: None, ..one(1) }];
         let ours = |name, generation, devices| slice(name, DRIVER, "n", generation, devices);
@@ -339,7 +339,7 @@ mod tests {
     fn a_replaced_slice_keeps_its_version_so_that_no_other_word_is_lost() {
         let mut old = slice("x", DRIVER, "n", 1, &[]);
         old.metadata.resource_version = Some("7".to_owned());
-        let wanted = [device(&card(1), &versions(), &options(""))];
+        let wanted = [device(&node_gpu(1), &versions(), &options(""))];
         let [Step::Replace(new)] = &plan("n", &wanted, &[old], None)[..] else { panic!("it is replaced") };
         assert_eq!(new.metadata.resource_version.as_deref(), Some("7"));
         assert_eq!(new.spec.devices.as_deref(), Some(&wanted[..]));
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn fields_that_were_dropped_are_seen() {
-        let whole = device(&card(1), &versions(), &options(""));
+        let whole = device(&node_gpu(1), &versions(), &options(""));
         let mut bare = whole.clone();
         bare.capacity.as_mut().unwrap().values_mut().for_each(|capacity| capacity.request_policy = None);
         let single = Device { allow_multiple_allocations: None, ..whole.clone() };

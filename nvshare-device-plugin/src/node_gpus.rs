@@ -12,7 +12,7 @@ use nvml_wrapper::{EventSet, Nvml};
 use nvshare_proto::{GpuUuid, ThrottledLine};
 use tracing::info;
 
-use crate::devices::Card;
+use crate::devices::NodeGpu;
 
 /// Folder in which the kernel module has a folder for each GPU, named by the GPU's place on the bus.
 pub const DESCRIPTIONS: &str = "/proc/driver/nvidia/gpus";
@@ -24,7 +24,7 @@ static NO_ERRORS: ThrottledLine = ThrottledLine::new(|text| info!("{text}"));
 
 /// Where the kernel describes the GPUs.
 #[derive(Debug, Clone)]
-pub struct Places {
+pub struct GpuSources {
     /// See [`DESCRIPTIONS`]. NVML knows this machine, so it is asked only if no other folder is named.
     pub descriptions: PathBuf,
     /// `/sys`
@@ -46,7 +46,7 @@ pub struct Versions {
 #[derive(Debug)]
 pub enum GpuNews {
     /// All that are there.
-    Cards(Vec<Card>),
+    All(Vec<NodeGpu>),
     /// The driver reports an error.
     Xid {
         /// Of this GPU.
@@ -56,12 +56,12 @@ pub enum GpuNews {
     },
 }
 
-impl Places {
+impl GpuSources {
     /// Lists the GPUs; none where there is no driver.
     #[must_use]
-    pub fn list(&self) -> Vec<Card> {
+    pub fn list(&self) -> Vec<NodeGpu> {
         let by_nvml = self.nvml().and_then(|nvml| self.ask(&nvml).ok());
-        by_nvml.filter(|cards| !cards.is_empty()).unwrap_or_else(|| self.described())
+        by_nvml.filter(|gpus| !gpus.is_empty()).unwrap_or_else(|| self.described())
     }
 
     /// How many GPUs the kernel module has, also those whose UUIDs it does not know yet.
@@ -97,7 +97,7 @@ impl Places {
                 let Err(error) = self.follow_nvml(&nvml, &tell);
                 info!("NVML: {error}");
             }
-            tell(GpuNews::Cards(if had_nvml { Vec::new() } else { self.described() }));
+            tell(GpuNews::All(if had_nvml { Vec::new() } else { self.described() }));
             sleep(self.pause);
         }
     }
@@ -111,7 +111,7 @@ impl Places {
             .inspect_err(|error| NO_ERRORS.say(format_args!("NVML does not tell of Xid errors: {error}")))
             .ok();
         loop {
-            tell(GpuNews::Cards(self.ask(nvml)?));
+            tell(GpuNews::All(self.ask(nvml)?));
             let Some(errors) = &errors else {
                 sleep(self.pause);
                 continue;
@@ -134,8 +134,8 @@ impl Places {
         (self.descriptions == Path::new(DESCRIPTIONS)).then(|| Nvml::init().ok()).flatten()
     }
 
-    fn ask(&self, nvml: &Nvml) -> Result<Vec<Card>, NvmlError> {
-        let mut cards = Vec::new();
+    fn ask(&self, nvml: &Nvml) -> Result<Vec<NodeGpu>, NvmlError> {
+        let mut gpus = Vec::new();
         for index in 0..nvml.device_count()? {
             // One that is lost takes no other with it.
             let Ok(device) = nvml.device_by_index(index) else { continue };
@@ -143,8 +143,8 @@ impl Places {
             // NVML writes the bus's domain with four digits more than the kernel.
             let bus = device.pci_info().map(|pci| pci.bus_id.to_lowercase());
             let bus = bus.map(|bus| bus.strip_prefix("0000").map(str::to_owned).unwrap_or(bus));
-            cards.push(Card {
-                gpu,
+            gpus.push(NodeGpu {
+                uuid: gpu,
                 index,
                 model: device.name().ok(),
                 minor: device.minor_number().ok(),
@@ -153,10 +153,10 @@ impl Places {
                 mig: device.mig_mode().is_ok_and(|mode| mode.current != 0),
             });
         }
-        Ok(cards)
+        Ok(gpus)
     }
 
-    fn described(&self) -> Vec<Card> {
+    fn described(&self) -> Vec<NodeGpu> {
         let folders = fs::read_dir(&self.descriptions).into_iter().flatten().filter_map(Result::ok);
         let mut folders: Vec<_> = folders.map(|entry| entry.path()).collect();
         folders.sort();
@@ -167,8 +167,8 @@ impl Places {
             };
             let bus = folder.file_name()?.to_str()?;
             let minor = field("Device Minor").and_then(|minor| minor.parse().ok());
-            Some(Card {
-                gpu: field("GPU UUID")?.parse().ok()?,
+            Some(NodeGpu {
+                uuid: field("GPU UUID")?.parse().ok()?,
                 index: index.try_into().ok()?,
                 model: field("Model").map(str::to_owned),
                 minor,
@@ -221,9 +221,9 @@ mod tests {
 
     #[test]
     fn the_kernel_module_describes_gpus() {
-        let root = std::env::temp_dir().join(format!("nvshare-cards-{}", std::process::id()));
+        let root = std::env::temp_dir().join(format!("nvshare-gpus-{}", std::process::id()));
         let gpus = root.join("gpus");
-        let places = Places { descriptions: gpus.clone(), sysfs: root.join("sys"), pause: LOOK_EVERY };
+        let places = GpuSources { descriptions: gpus.clone(), sysfs: root.join("sys"), pause: LOOK_EVERY };
         for (bus, text, node) in [
             (
                 "0000:41:00.0",
@@ -240,8 +240,8 @@ mod tests {
                 fs::write(file, text).unwrap();
             }
         }
-        let one = Card {
-            gpu: GpuUuid([1; 16]),
+        let one = NodeGpu {
+            uuid: GpuUuid([1; 16]),
             index: 0,
             model: None,
             minor: None,
@@ -251,12 +251,12 @@ mod tests {
         };
         let model = Some("A".to_owned());
         let two =
-            Card { gpu: GpuUuid([2; 16]), index: 1, model, minor: Some(0), numa: Some(1), ..one.clone() };
+            NodeGpu { uuid: GpuUuid([2; 16]), index: 1, model, minor: Some(0), numa: Some(1), ..one.clone() };
         assert_eq!((places.list(), places.count()), (vec![one.clone(), two.clone()], 3));
         // Where MIG has made no part, there is a folder for making them.
         for (part, mig) in [("config", false), ("gi7", true)] {
             fs::create_dir_all(root.join("capabilities/gpu0/mig").join(part)).unwrap();
-            assert_eq!(places.list(), [one.clone(), Card { mig, ..two.clone() }]);
+            assert_eq!(places.list(), [one.clone(), NodeGpu { mig, ..two.clone() }]);
         }
         for (text, driver) in [
             (
@@ -269,7 +269,7 @@ mod tests {
             let versions = Versions { driver: driver.map(str::to_owned), cuda: None };
             assert_eq!(places.versions(), versions);
         }
-        let nowhere = Places { descriptions: root.join("none"), ..places };
+        let nowhere = GpuSources { descriptions: root.join("none"), ..places };
         assert_eq!((nowhere.list(), nowhere.count()), (vec![], 0));
         fs::remove_dir_all(root).unwrap();
     }
