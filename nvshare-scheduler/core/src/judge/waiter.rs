@@ -10,7 +10,7 @@ use nvshare_proto::GpuUuid;
 
 use crate::Time;
 use crate::judge::length::{End, Split};
-use crate::policy::next;
+use crate::policy::order;
 use crate::state::State;
 use crate::state::client::Client;
 use crate::state::gangs::Unit;
@@ -181,7 +181,7 @@ impl State {
     fn demand_would_delay(&self, gpu: &Gpu, demand: u128, head: &Head, capacity: u64) -> bool {
         self.config().exclusive
             || gpu.takes_slices()
-            || next::would_delay(demand, head.demand, head.stays, capacity)
+            || order::would_delay(demand, head.demand, head.stays, capacity)
     }
 
     /// Whether no client is ahead of a waiter on a GPU. Clients that cannot have room, that fit at once, or

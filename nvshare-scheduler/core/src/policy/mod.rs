@@ -7,7 +7,7 @@
 //! | how much may clients fill? | [`capacity`] |
 //! | who is entitled to how much of the time? | [`entitled`] |
 //! | what does the client that is next get while others leave? | [`exchange`] |
-//! | who is next? | [`next`] |
+//! | who is next, and who may pass it? | [`order`] |
 //! | how is a compute limit enforced? | [`pace`] |
 //! | how long is an answer waited for, and when is it asked for again? | [`patience`] |
 //! | do jobs that fit get more done side by side, or by turns? | [`progress`] |
@@ -25,7 +25,7 @@ pub(crate) mod budget;
 pub(crate) mod capacity;
 pub(crate) mod entitled;
 pub(crate) mod exchange;
-pub(crate) mod next;
+pub(crate) mod order;
 pub(crate) mod pace;
 pub(crate) mod patience;
 pub(crate) mod progress;

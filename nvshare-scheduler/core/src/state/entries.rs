@@ -5,7 +5,7 @@ use std::ops::Bound;
 
 use nvshare_proto::GpuUuid;
 
-use crate::policy::next;
+use crate::policy::order;
 use crate::state::State;
 use crate::state::account::Account;
 use crate::state::agenda::Agenda;
@@ -182,9 +182,9 @@ impl State {
         known.get_or_compute(self.events, || match of_gang {
             Some(members) => {
                 let clients = members.ids().filter_map(|id| self.clients.get(&id));
-                next::lead_on_all(clients.flat_map(|client| self.lead_on_each(client)))
+                order::lead_on_all(clients.flat_map(|client| self.lead_on_each(client)))
             }
-            None => next::lead_on_all(self.lead_on_each(client)),
+            None => order::lead_on_all(self.lead_on_each(client)),
         })
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! At any time, for any two jobs that have both wanted a GPU since some moment, the first is ahead of the second by no more than it was at
 //! that moment and one turn of its own: (quantum + drain, or restore if that is more) ÷ its weight. This follows from the policies:
-//! - The turn passes to the first of those who wait (`policy/next.rs`). So a job that takes it is ahead of nobody who waits, but for what
+//! - The turn passes to the first of those who wait (`policy/order.rs`). So a job that takes it is ahead of nobody who waits, but for what
 //!   counts as even.
 //! - A turn counts from the open gate to the end of its drain, or for as long as its restore took (`share.rs`). It is longer than a
 //!   quantum and a drain only while its job is behind the first who waits, and then until it is even (`policy/turn.rs`).

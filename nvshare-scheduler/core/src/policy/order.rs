@@ -1,4 +1,4 @@
-//! Which waiter is next: the one whose job is furthest behind its fair share.
+//! The order of waiters: the one whose job is furthest behind its fair share is first, unless another may pass it.
 //!
 //! Each job has a virtual time on each GPU (see `shares`). The smallest goes first, the longest wait breaks a
 //! tie. A client that uses several GPUs at once counts as far behind as on the GPU where it is least behind.
