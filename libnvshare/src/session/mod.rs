@@ -79,8 +79,12 @@ pub(crate) fn start() {
                 wake: gate::wake,
             });
         } else {
-            log::warn(format_args!("cannot start threads; the program runs as if alone"));
+            // Nobody asks the scheduler how much of a seat's limit others have.
+            let is_shut_out = config.is_in_seat();
+            let so = if is_shut_out { ", without memory of its seat's limit" } else { "" };
+            log::warn(format_args!("cannot start threads; the program runs as if alone{so}"));
             devices::all().for_each(Device::stop_metering);
+            devices::all().filter(|_| is_shut_out).for_each(Device::shut_out);
             gate::open(InFlight::Unbounded);
         }
     });

@@ -22,7 +22,11 @@ const LIMITED: TenantSettings = TenantSettings {
 
 /// A program whose first use of the GPU is to take 60 MiB, at the same time as others like it.
 fn taker(world: &World, name: &str, socket: &Path) -> Running {
-    let program = Program::of(world, name, Command::new(guest("takes_first", false))).preloaded();
+    taker_by("takes_first", world, name, socket)
+}
+
+fn taker_by(source: &str, world: &World, name: &str, socket: &Path) -> Running {
+    let program = Program::of(world, name, Command::new(guest(source, false))).preloaded();
     program.env("NVSHARE_SOCKET", &socket.to_string_lossy()).waits_for_go().until_told().start()
 }
 
@@ -132,4 +136,18 @@ fn a_process_for_which_its_seat_has_no_place_gets_no_memory() {
     assert!(seated.log().contains(&why), "{}", seated.log());
     end(&world, takers);
     drop(taken);
+}
+
+#[test]
+fn a_process_of_a_seat_that_cannot_start_threads_gets_no_memory() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let _scheduler = places.start(&world);
+    let name = make(&world, &seat(0, 0, LIMITED));
+    let of = |socket| taker_by("takes_first_without_threads", &world, "taker", socket);
+    let taker = of(&places.socket(name));
+    let_go(&world, std::slice::from_ref(&taker));
+    assert_eq!(answers(std::slice::from_ref(&taker)), ["2"]);
+    assert!(taker.log().contains("cannot start threads"), "{}", taker.log());
+    end(&world, [taker]);
 }
