@@ -386,28 +386,15 @@ fn begin_in(
         return if lacks > 0 { Begun::Lacks(lacks) } else { Begun::Nothing };
     };
     let (context, at) = (&allocation.context_to_move_in(), allocation.base + offset);
-    let made = context.with(|| {
-        // Chunks that come have room, as far as there is any, and room that is not used has chunks that come.
-        let account = device.account();
-        let coming = bytes + account.unused_room().min(account.unmapped().saturating_sub(bytes));
-        at_hand.prepare(bytes, coming, device.ordinal);
-        let physical = mapped.create(at, bytes, device.ordinal)?;
-        let allowed = peers::allow(mapped, at, bytes, device.ordinal);
-        allowed.inspect_err(|_| undo_map(at, bytes, physical))?;
-        Ok(physical)
-    });
-    let physical = match made {
-        Ok(Ok(physical)) => physical,
-        Ok(Err(error)) => {
+    let physical = match create(context, mapped, at, bytes, device, at_hand) {
+        Ok(physical) => physical,
+        Err(error) => {
             stay_on_host(mapped, index, bytes, device);
             return match error {
-                CUresult::OUT_OF_MEMORY => Begun::Full,
-                error => stop_and_note_error(allocation, device, error),
+                Some(CUresult::OUT_OF_MEMORY) => Begun::Full,
+                Some(error) => stop_and_note_error(allocation, device, error),
+                None => Begun::Stopped,
             };
-        }
-        Err(_) => {
-            stay_on_host(mapped, index, bytes, device);
-            return Begun::Stopped;
         }
     };
     let copied = if host.is_empty() {
@@ -439,6 +426,31 @@ fn begin_in(
     let (allocation, leaving) = (Arc::clone(allocation), None);
     let physical = Some(physical);
     Begun::Flying(Flight { allocation, index, offset, bytes, copied, completion, leaving, physical })
+}
+
+/// Creates and maps memory on the card for a chunk that comes back.
+///
+/// # Errors
+/// The driver's error; none: the context ends.
+fn create(
+    context: &Arc<Context>,
+    mapped: &Mapped,
+    at: CUdeviceptr,
+    bytes: u64,
+    device: &Device,
+    at_hand: &mut AtHand,
+) -> Result<CUmemHandle, Option<CUresult>> {
+    let made = context.with(|| {
+        // Chunks that come have room, as far as there is any, and room that is not used has chunks that come.
+        let account = device.account();
+        let coming = bytes + account.unused_room().min(account.unmapped().saturating_sub(bytes));
+        at_hand.prepare(bytes, coming, device.ordinal);
+        let physical = mapped.create(at, bytes, device.ordinal)?;
+        let allowed = peers::allow(mapped, at, bytes, device.ordinal);
+        allowed.inspect_err(|_| undo_map(at, bytes, physical))?;
+        Ok(physical)
+    });
+    made.map_err(|_| None)?.map_err(Some)
 }
 
 /// Begins to copy granules of a chunk back, which are at this address.
