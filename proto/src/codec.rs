@@ -93,6 +93,17 @@ pub fn encode_in(version: u16, message: &impl Message) -> Result<Vec<u8>, Error>
     Ok(frame)
 }
 
+/// [`encode_in`] for an end that leaves out what the other end does not know: `None` when that version has no such message.
+///
+/// # Errors
+/// [`Error::TooLong`] when the message does not fit a frame.
+pub fn encode_if_known(version: u16, message: &impl Message) -> Result<Option<Vec<u8>>, Error> {
+    match encode_in(version, message) {
+        Err(Error::TooNew { .. }) => Ok(None),
+        frame => frame.map(Some),
+    }
+}
+
 /// The length of the frame at the start of `buffer`, without itself, if so much of it is there.
 fn length(buffer: &[u8]) -> Option<usize> {
     buffer.first_chunk::<LENGTH>().map(|length| u32::from_le_bytes(*length) as usize)
@@ -193,11 +204,8 @@ impl<In, Out: Message> tokio_util::codec::Encoder<Out> for Frames<In, Out> {
     type Error = Error;
 
     fn encode(&mut self, message: Out, buffer: &mut bytes::BytesMut) -> Result<(), Error> {
-        match encode_in(self.version(), &message) {
-            Ok(frame) => buffer.extend_from_slice(&frame),
-            Err(Error::TooNew { .. }) => {}
-            Err(error) => return Err(error),
-        }
+        let frame = encode_if_known(self.version(), &message)?;
+        buffer.extend_from_slice(&frame.unwrap_or_default());
         Ok(())
     }
 }

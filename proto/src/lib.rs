@@ -37,4 +37,4 @@ pub use status::{
     ClientMemory, ClientState, ClientStatus, GpuStatus, MemoryStatus, Others, ProcessInfo, SchedulerStatus,
     short_command,
 };
-pub use watch::{EventKind, WatchEvent, WatchFrom};
+pub use watch::{EventKind, HandOverPhase, PhaseTime, WatchEvent, WatchFrom};

@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use crate::codec::Message;
 use crate::units::MIB;
 use crate::{
-    ClientStatus, GpuStatus, GpuUuid, HostSegment, MemoryStatus, Occupant, SchedulerStatus, Seat, SeatName,
-    SeatStatus, TenantSettings, WatchEvent, WatchFrom, Wishes,
+    ClientStatus, GpuStatus, GpuUuid, HostSegment, MemoryStatus, Occupant, PhaseTime, SchedulerStatus, Seat,
+    SeatName, SeatStatus, TenantSettings, WatchEvent, WatchFrom, Wishes,
 };
 
 /// Version of the wire protocol; [`codec`](crate::codec) says how ends of different versions meet.
-pub const VERSION: u16 = 13;
+pub const VERSION: u16 = 14;
 
 /// The oldest version that is spoken: the one before, so that what runs stays scheduled while the machine is upgraded.
 pub const OLDEST: u16 = VERSION - 1;
@@ -23,18 +23,13 @@ pub const OLDEST: u16 = VERSION - 1;
 /// memory then: the limit of its seat is shared with those that have the places.
 pub const NO_PLACE: &str = "too many connections";
 
-/// The first version that has seats, and settings of Slurm's jobs.
-const SEATS: u16 = 13;
+/// The first version that has the phases of a hand-over.
+const PHASES: u16 = 14;
 
 impl Message for Request {
     fn since(&self) -> u16 {
         match self {
-            Self::Admin(
-                AdminRequest::Seat(_)
-                | AdminRequest::OccupySeats(_)
-                | AdminRequest::RemoveSeat(_)
-                | AdminRequest::SetJobBounds { .. },
-            ) => SEATS,
+            Self::Client(ClientMessage::Phases(_)) => PHASES,
             _ => OLDEST,
         }
     }
@@ -43,7 +38,7 @@ impl Message for Request {
 impl Message for Reply {
     fn since(&self) -> u16 {
         match self {
-            Self::Admin(AdminReply::Seat(_) | AdminReply::Memory(_) | AdminReply::UnusedSeats(_)) => SEATS,
+            Self::Admin(AdminReply::Phases(_)) => PHASES,
             _ => OLDEST,
         }
     }
@@ -246,6 +241,8 @@ pub enum ClientMessage {
         /// The segment's number.
         segment: u64,
     },
+    /// The times of phases of a hand-over, said right before the message that ends them: LOCK_RELEASED, EVICTED or RUNNING.
+    Phases(Vec<PhaseTime>),
 }
 
 /// A message of the scheduler to a registered process.
@@ -507,4 +504,6 @@ pub enum AdminReply {
     Memory(Box<MemoryStatus>),
     /// Seats that a container has, and to which no client came since.
     UnusedSeats(Vec<SeatName>),
+    /// The phases of the event that comes next; not sent if it has none.
+    Phases(Vec<PhaseTime>),
 }

@@ -178,6 +178,67 @@ impl EventKind {
     }
 }
 
+/// A phase of a hand-over, in the order in which they come. Memory that has no such phase tells none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HandOverPhase {
+    /// The gate is closed, and submitted work completes.
+    Drain,
+    /// The card looks for zeros, and for what has changed since the host's copy was made.
+    Look,
+    /// Memory is copied to the host, which first makes memory for it where it has none ready.
+    CopyOut,
+    /// Memory on the card is unmapped and released.
+    Unmap,
+    /// Memory on the card is created and mapped.
+    Map,
+    /// Contents are copied back.
+    CopyIn,
+    /// The lock is granted and all memory is back: the gate opens.
+    Open,
+}
+
+impl HandOverPhase {
+    /// All phases.
+    pub const ALL: [Self; 7] =
+        [Self::Drain, Self::Look, Self::CopyOut, Self::Unmap, Self::Map, Self::CopyIn, Self::Open];
+
+    /// The name of the phase in texts. A copy has one name in both directions: the event says which it is.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Drain => "drain",
+            Self::Look => "look",
+            Self::CopyOut | Self::CopyIn => "copy",
+            Self::Unmap => "unmap",
+            Self::Map => "map",
+            Self::Open => "open",
+        }
+    }
+
+    /// The kind of the event that the phase is a part of.
+    #[must_use]
+    pub fn part_of(self) -> EventKind {
+        match self {
+            Self::Drain => EventKind::Released,
+            Self::Look | Self::CopyOut | Self::Unmap => EventKind::Evicted,
+            Self::Map | Self::CopyIn => EventKind::Restored,
+            Self::Open => EventKind::Running,
+        }
+    }
+}
+
+/// The time that a phase of a hand-over took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseTime {
+    /// The GPU whose memory moved; none: the phase is one of the client.
+    pub gpu: Option<GpuUuid>,
+    /// The phase.
+    pub phase: HandOverPhase,
+    /// The time in microseconds. Phases of one GPU alternate, chunk by chunk: this is the sum.
+    pub micros: u64,
+}
+
 /// An event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchEvent {

@@ -6,10 +6,10 @@ use std::fmt::Debug;
 use nvshare_proto::codec::{Error, MAX_FRAME, Message, decode, encode, encode_in};
 use nvshare_proto::{
     AdminReply, AdminRequest, Amount, ClientMemory, ClientMessage, ClientState, ClientStatus, ComputeLimit,
-    Counters, Enforcement, Epoch, EventKind, GangName, Gate, GpuStatus, GpuUuid, HostSegment, HostStatus,
-    InitialState, MemoryMode, MemoryStatus, OLDEST, Occupant, Others, Priority, ProcessInfo, QuantumRule,
-    Register, Reply, Request, SchedulerMessage, SchedulerStatus, Seat, SeatStatus, ShareStatus, Slot,
-    TenantSettings, Usage, VERSION, WatchEvent, WatchFrom, Wishes,
+    Counters, Enforcement, Epoch, EventKind, GangName, Gate, GpuStatus, GpuUuid, HandOverPhase, HostSegment,
+    HostStatus, InitialState, MemoryMode, MemoryStatus, OLDEST, Occupant, Others, PhaseTime, Priority,
+    ProcessInfo, QuantumRule, Register, Reply, Request, SchedulerMessage, SchedulerStatus, Seat, SeatStatus,
+    ShareStatus, Slot, TenantSettings, Usage, VERSION, WatchEvent, WatchFrom, Wishes,
 };
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
@@ -34,6 +34,11 @@ const COUNTERS: Counters = Counters {
     copied_out: 11,
     copied_in: 12,
 };
+
+const PHASES: [PhaseTime; 2] = [
+    PhaseTime { gpu: None, phase: HandOverPhase::Drain, micros: 5 },
+    PhaseTime { gpu: Some(GPU), phase: HandOverPhase::CopyIn, micros: 6 },
+];
 
 fn seat() -> Seat {
     let given = TenantSettings { compute: Some(25), memory: Some(8 << 30), ..TenantSettings::default() };
@@ -92,6 +97,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("host_wanted", Request::Client(C::HostWanted { bytes: 9 << 20 })),
         ("host_held", Request::Client(C::HostHeld { segments: vec![SEGMENT] })),
         ("host_back", Request::Client(C::HostBack { segment: 7 })),
+        ("phases", Request::Client(C::Phases(PHASES.to_vec()))),
         ("status", Request::Admin(AdminRequest::Status)),
         (
             "set_quantum",
@@ -246,6 +252,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
             }))),
         ),
         ("unused seats", Reply::Admin(AdminReply::UnusedSeats(vec![seat().name()]))),
+        ("phases of an event", Reply::Admin(AdminReply::Phases(PHASES.to_vec()))),
         ("refused", Reply::Refused { reason: "no".into() }),
     ]
 }

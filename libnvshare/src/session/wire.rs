@@ -68,10 +68,10 @@ impl Wire {
         self.passed.pop_front().unwrap_or_default()
     }
 
-    /// Puts a frame behind those that [`Self::flush`] sends.
+    /// Puts a frame behind those that [`Self::flush`] sends. An older scheduler is not sent what it does not know.
     pub(super) fn put(&mut self, request: &Request) -> Result<(), String> {
         let frame = encode(request).map_err(|error| error.to_string())?;
-        self.outgoing.extend_from_slice(&frame);
+        self.outgoing.extend_from_slice(&frame.unwrap_or_default());
         Ok(())
     }
 
@@ -133,9 +133,9 @@ pub(super) enum End {
     Lost(String),
 }
 
-/// A frame in the connection's version.
-fn encode(request: &Request) -> Result<Vec<u8>, codec::Error> {
-    codec::encode_in(SPOKEN.load(Ordering::Relaxed), request)
+/// A frame in the connection's version; none: that version has no such message.
+fn encode(request: &Request) -> Result<Option<Vec<u8>>, codec::Error> {
+    codec::encode_if_known(SPOKEN.load(Ordering::Relaxed), request)
 }
 
 /// How long a process without a session waits for a scheduler that does not answer.
@@ -252,7 +252,7 @@ pub(super) fn send_counters() {
     };
     let Some(descriptor) = DESCRIPTOR.get() else { return };
     let counters = Request::Client(ClientMessage::Counters(report::counters()));
-    if let Ok(frame) = encode(&counters) {
+    if let Ok(Some(frame)) = encode(&counters) {
         // SAFETY: readable bytes of the given length; a short write loses a line of statistics.
         unsafe {
             let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;

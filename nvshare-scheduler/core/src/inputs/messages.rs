@@ -74,8 +74,9 @@ impl Books {
             ClientMessage::Evicted { gpu, short } => self.on_evicted(id, phase, gpu, short),
             ClientMessage::Ping => self.send(id, SchedulerMessage::Pong),
             ClientMessage::Progress { ticket, submissions } => self.note_progress(id, ticket, submissions),
-            // The host's memory is handed out beside the core.
-            ClientMessage::HostWanted { .. }
+            // The host's memory is handed out beside the core, and phases are for those who watch.
+            ClientMessage::Phases(_)
+            | ClientMessage::HostWanted { .. }
             | ClientMessage::HostHeld { .. }
             | ClientMessage::HostBack { .. } => {}
         }
