@@ -1,6 +1,6 @@
 //! Watching: the events of a scheduler as they happen.
 
-use nvshare_proto::{AdminReply, AdminRequest, WatchEvent, WatchFrom};
+use nvshare_proto::{AdminReply, AdminRequest, PhaseTime, WatchEvent, WatchFrom};
 
 use crate::connection::Connection;
 use crate::{Error, Scheduler, places};
@@ -8,8 +8,8 @@ use crate::{Error, Scheduler, places};
 /// News for a watcher.
 #[derive(Debug)]
 pub enum Told {
-    /// An event.
-    Event(Box<WatchEvent>),
+    /// An event, with the phases that are parts of its time, in their order. A scheduler or a client of an earlier version tells none.
+    Event(Box<WatchEvent>, Vec<PhaseTime>),
     /// This many events are lost: they were read too slowly, or asked for too late.
     Missed(u64),
     /// Nothing happened for a while, and the scheduler lives.
@@ -51,10 +51,14 @@ impl Watch {
     /// # Errors
     /// See [`Error`]; the scheduler may be gone.
     pub fn wait(&mut self) -> Result<Option<Told>, Error> {
-        Ok(Some(match self.connection.receive()? {
+        let (reply, phases) = match self.connection.receive()? {
+            AdminReply::Phases(phases) => (self.connection.receive()?, phases),
+            reply => (reply, Vec::new()),
+        };
+        Ok(Some(match reply {
             AdminReply::Event(event) => {
                 self.seen = event.seq;
-                Told::Event(event)
+                Told::Event(event, phases)
             }
             AdminReply::Missed { count } => Told::Missed(count),
             AdminReply::Alive => Told::Alive,

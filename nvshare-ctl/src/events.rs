@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nvshare_proto::units::{Bytes, gib_per_second};
-use nvshare_proto::{EventKind, GpuUuid, WatchEvent};
+use nvshare_proto::{EventKind, GpuUuid, PhaseTime, WatchEvent};
 use serde::{Deserialize, Serialize};
 
 use crate::show;
@@ -31,15 +31,32 @@ pub(crate) struct Line {
     pub(crate) gpus: Vec<GpuUuid>,
     pub(crate) bytes: Option<u64>,
     pub(crate) took_us: Option<u64>,
+    /// The phases of a hand-over that are parts of that time. Lines of an earlier version have none.
+    #[serde(default)]
+    pub(crate) phases: Vec<Phase>,
     /// The number of events that were missed.
     pub(crate) count: Option<u64>,
     /// The reason why the scheduler was lost.
     pub(crate) why: Option<String>,
 }
 
+/// A phase of a hand-over, in the form of the JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Phase {
+    pub(crate) phase: String,
+    /// The time that it took, in microseconds.
+    pub(crate) took_us: u64,
+}
+
+impl From<&PhaseTime> for Phase {
+    fn from(time: &PhaseTime) -> Self {
+        Self { phase: time.phase.name().to_owned(), took_us: time.micros }
+    }
+}
+
 impl Line {
-    /// The line of an event of the scheduler.
-    pub(crate) fn of(event: &WatchEvent) -> Self {
+    /// The line of an event of the scheduler, which has these phases.
+    pub(crate) fn of(event: &WatchEvent, phases: &[PhaseTime]) -> Self {
         Self {
             schema: SCHEMA,
             time: date(event.time_us),
@@ -53,6 +70,7 @@ impl Line {
             gpus: event.gpus.clone(),
             bytes: event.bytes,
             took_us: event.took_us,
+            phases: phases.iter().map(Phase::from).collect(),
             count: None,
             why: None,
         }
@@ -75,6 +93,7 @@ impl Line {
             gpus: Vec::new(),
             bytes: None,
             took_us: None,
+            phases: Vec::new(),
             count: None,
             why: None,
         }
@@ -172,6 +191,8 @@ pub(crate) fn date(time_us: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use nvshare_proto::HandOverPhase;
+
     use super::*;
 
     fn event(kind: EventKind, bytes: Option<u64>, took_us: Option<u64>) -> WatchEvent {
@@ -204,7 +225,7 @@ mod tests {
 
     #[test]
     fn events_are_sentences_for_people() {
-        let said = |kind, bytes, took| Line::of(&event(kind, bytes, took)).sentence(&BTreeMap::new());
+        let said = |kind, bytes, took| Line::of(&event(kind, bytes, took), &[]).sentence(&BTreeMap::new());
         assert_eq!(
             said(EventKind::Running, Some(8 << 30), Some(800_000)),
             "06:33:08.123  GPU-07070707  client 3 python3          running     after 0.800 s, with 8.00 GiB back"
@@ -219,7 +240,7 @@ mod tests {
         );
         let known = BTreeMap::from([(GpuUuid([7; 16]), "GPU 0".to_owned())]);
         assert_eq!(
-            Line::of(&event(EventKind::Evicted, Some(0), Some(0))).sentence(&known),
+            Line::of(&event(EventKind::Evicted, Some(0), Some(0)), &[]).sentence(&known),
             "06:33:08.123  GPU 0     client 3 python3          evicted     0 are free after 0.000 s"
         );
         assert!(Line::missed(5).sentence(&known).ends_with("missed      5 events were read too late"));
@@ -227,14 +248,20 @@ mod tests {
 
     #[test]
     fn lines_that_are_written_can_be_read_and_are_documented() {
-        let line = Line::of(&event(EventKind::Evicted, Some(5), None));
+        let phase = PhaseTime { gpu: None, phase: HandOverPhase::CopyOut, micros: 7 };
+        let line = Line::of(&event(EventKind::Evicted, Some(5), None), &[phase]);
         let text = serde_json::to_string(&line).unwrap();
         assert_eq!(serde_json::from_str::<Line>(&text).unwrap(), line);
+        let phases = r#""phases":[{"phase":"copy","took_us":7}],"#;
+        let before = serde_json::from_str::<Line>(&text.replace(phases, "")).unwrap();
+        assert_eq!(before, Line { phases: Vec::new(), ..line.clone() }, "of a version without phases");
         let page = include_str!("../../docs/events.md");
         let fields = serde_json::to_value(&line).unwrap();
         let fields = fields.as_object().unwrap().keys().map(String::as_str);
         let own = ["missed", "lost", "joined"];
         let names = EventKind::ALL.iter().map(|kind| kind.name()).chain(own).chain(fields);
+        let phases = HandOverPhase::ALL.iter().map(|phase| phase.name());
+        let names = names.chain(phases);
         let missing: Vec<_> = names.filter(|name| !page.contains(&format!("`{name}`"))).collect();
         assert!(missing.is_empty(), "docs/events.md does not say what these are: {missing:?}");
         assert!(page.contains(&format!("`schema` is {SCHEMA}.")));

@@ -71,8 +71,8 @@ fn ask(scheduler: &Scheduler) -> Result<(Vec<Line>, Option<u64>), Failure> {
     let mut watch = scheduler.watch(WatchFrom::Kept, false)?;
     let mut lines = Vec::new();
     while let Some(told) = watch.wait()? {
-        if let Told::Event(event) = told {
-            lines.push(Line::of(&event));
+        if let Told::Event(event, phases) = told {
+            lines.push(Line::of(&event, &phases));
         }
     }
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();

@@ -37,7 +37,7 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
     let mut printer = Printer { json: options.json, gpus: names(scheduler), left: Left::default() };
     loop {
         let goes_on = match watch.wait() {
-            Ok(Some(Told::Event(event))) => printer.print(Line::of(&event))?,
+            Ok(Some(Told::Event(event, phases))) => printer.print(Line::of(&event, &phases))?,
             Ok(Some(Told::Missed(count))) => printer.print(Line::missed(count))?,
             Ok(Some(Told::Alive)) => printer.print_rest()?,
             Ok(None) => return printer.print_rest().map(drop),

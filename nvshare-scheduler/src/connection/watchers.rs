@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use nvshare_proto::{AdminReply, Reply, WatchFrom};
 use tokio::time::timeout;
 
-use crate::events::Journal;
+use crate::events::{Entry, Journal};
 use crate::sockets::frames::{Stream, tell_all};
 
 /// The largest number of events that are written at once.
@@ -17,6 +17,12 @@ const ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// Writes replies; false if the other end does not read.
 async fn write(framed: &mut Stream, replies: Vec<AdminReply>) -> bool {
     tell_all(framed, replies.into_iter().map(Reply::Admin)).await
+}
+
+/// The frames of an event. An older watcher is not sent the first of two: its version has no phases.
+fn frames_of(Entry { event, phases }: Entry) -> impl Iterator<Item = AdminReply> {
+    let phases = (!phases.is_empty()).then_some(AdminReply::Phases(phases));
+    phases.into_iter().chain([AdminReply::Event(Box::new(event))])
 }
 
 /// Sends events until there are no more, or with `follow` until the reader is gone. False: the connection cannot be
@@ -30,9 +36,9 @@ pub(crate) async fn serve(framed: &mut Stream, journal: &Journal, from: WatchFro
     loop {
         news.mark_unchanged();
         let read = journal.read(next, BATCH);
-        next += read.missed + read.events.len() as u64;
+        next += read.missed + read.entries.len() as u64;
         let missed = (read.missed > 0).then_some(AdminReply::Missed { count: read.missed });
-        let events = read.events.into_iter().map(|event| AdminReply::Event(Box::new(event)));
+        let events = read.entries.into_iter().flat_map(frames_of);
         let replies: Vec<AdminReply> = missed.into_iter().chain(events).collect();
         if !replies.is_empty() {
             if !write(framed, replies).await {
@@ -60,8 +66,9 @@ pub(crate) async fn serve(framed: &mut Stream, journal: &Journal, from: WatchFro
 
 #[cfg(test)]
 mod tests {
-    use nvshare_proto::Request;
-    use nvshare_proto::codec::Frames;
+    use nvshare_proto::codec::{Frames, encode_in};
+    use nvshare_proto::{AdminRequest, HandOverPhase, OLDEST, PhaseTime, Request, VERSION};
+    use tokio::io::AsyncWriteExt;
     use tokio::net::UnixStream;
     use tokio_util::codec::Framed;
 
@@ -83,7 +90,7 @@ mod tests {
         assert_eq!(first, Reply::Admin(AdminReply::Watching { boot: 7, first: 1 }));
         let (mut seen, mut missed) = (0, 0);
         for count in 0..EVENTS {
-            journal.push(event());
+            journal.push(event(), Vec::new());
             // Some are written before the rest comes at once.
             if count < EVENTS / 4 {
                 tokio::task::yield_now().await;
@@ -100,5 +107,34 @@ mod tests {
             }
         }
         assert!(seen > 0 && missed > 0 && seen + missed == EVENTS, "{seen} seen, {missed} missed");
+    }
+
+    #[tokio::test]
+    async fn the_phases_of_an_event_come_before_it_and_not_to_a_watcher_of_the_version_before() {
+        let journal = Journal::new(7);
+        let phase = PhaseTime { gpu: None, phase: HandOverPhase::Drain, micros: 5 };
+        journal.push(event(), vec![phase]);
+        journal.push(event(), Vec::new());
+        for version in [OLDEST, VERSION] {
+            let (own, mut other) = UnixStream::pair().unwrap();
+            let watch = Request::Admin(AdminRequest::Watch { from: WatchFrom::Kept, follow: false });
+            other.write_all(&encode_in(version, &watch).unwrap()).await.unwrap();
+            let mut own = frames::on(own);
+            own.next().await.unwrap().unwrap();
+            assert!(serve(&mut own, &journal, WatchFrom::Kept, false).await);
+            drop(own);
+            let told =
+                Framed::new(other, Frames::<Reply, Request>::default()).map(|reply| match reply.unwrap() {
+                    Reply::Admin(AdminReply::Phases(phases)) => format!("{} phases", phases.len()),
+                    Reply::Admin(AdminReply::Event(event)) => format!("event {}", event.seq),
+                    other => format!("{other:?}"),
+                });
+            let told: Vec<String> = told.collect().await;
+            let is_known = version == VERSION;
+            let events: Vec<&str> = told[1..told.len() - 1].iter().map(String::as_str).collect();
+            let expected: &[&str] =
+                if is_known { &["1 phases", "event 1", "event 2"] } else { &["event 1", "event 2"] };
+            assert_eq!(events, expected, "{version}: {told:?}");
+        }
     }
 }

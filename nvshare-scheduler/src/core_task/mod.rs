@@ -170,11 +170,15 @@ impl CoreTask {
                 if !self.outgoing.contains_key(&client) {
                     return;
                 }
-                if let ClientMessage::Counters(counters) = &message {
-                    self.recorder.said(client, counters);
-                    for waiting in &mut self.waiting {
-                        waiting.clients.remove(&client);
+                match &message {
+                    ClientMessage::Counters(counters) => {
+                        self.recorder.said(client, counters);
+                        for waiting in &mut self.waiting {
+                            waiting.clients.remove(&client);
+                        }
                     }
+                    ClientMessage::Phases(phases) => self.recorder.note_phases(client, phases),
+                    _ => {}
                 }
                 let usage = matches!(message, ClientMessage::Usage(_));
                 self.core.handle(Event::Message { client, message }, now);

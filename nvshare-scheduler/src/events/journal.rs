@@ -4,13 +4,20 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use nvshare_proto::{WatchEvent, WatchFrom};
+use nvshare_proto::{PhaseTime, WatchEvent, WatchFrom};
 use tokio::sync::watch;
 
 use crate::lock::lock;
 
 /// Events that are kept.
 const KEPT: usize = 8192;
+
+/// An event, and the phases that its client has told.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Entry {
+    pub(crate) event: WatchEvent,
+    pub(crate) phases: Vec<PhaseTime>,
+}
 
 /// The last events.
 #[derive(Debug)]
@@ -23,8 +30,15 @@ pub(crate) struct Journal {
 
 #[derive(Debug, Default)]
 struct Kept {
-    events: VecDeque<WatchEvent>,
+    entries: VecDeque<Entry>,
     last: u64,
+}
+
+impl Kept {
+    /// The number of the oldest event, or of the next one if there is none.
+    fn oldest(&self) -> u64 {
+        self.entries.front().map_or(self.last + 1, |entry| entry.event.seq)
+    }
 }
 
 /// The events that a reader gets at once.
@@ -32,7 +46,7 @@ struct Kept {
 pub(crate) struct Read {
     /// Events that came before these and are lost.
     pub(crate) missed: u64,
-    pub(crate) events: Vec<WatchEvent>,
+    pub(crate) entries: Vec<Entry>,
 }
 
 impl Journal {
@@ -50,14 +64,14 @@ impl Journal {
     }
 
     /// Keeps an event and numbers it.
-    pub(crate) fn push(&self, event: WatchEvent) {
+    pub(crate) fn push(&self, event: WatchEvent, phases: Vec<PhaseTime>) {
         let mut kept = self.kept();
         kept.last += 1;
         let seq = kept.last;
-        if kept.events.len() == KEPT {
-            kept.events.pop_front();
+        if kept.entries.len() == KEPT {
+            kept.entries.pop_front();
         }
-        kept.events.push_back(WatchEvent { seq, ..event });
+        kept.entries.push_back(Entry { event: WatchEvent { seq, ..event }, phases });
         drop(kept);
         self.last.send_replace(seq);
     }
@@ -65,7 +79,7 @@ impl Journal {
     /// The number of the first event for a reader that asks for `from`.
     pub(crate) fn first(&self, from: WatchFrom) -> u64 {
         let kept = self.kept();
-        let oldest = kept.events.front().map_or(kept.last + 1, |event| event.seq);
+        let oldest = kept.oldest();
         match from {
             WatchFrom::Now => kept.last + 1,
             WatchFrom::After { boot, seq } if boot == self.boot && seq <= kept.last => seq + 1,
@@ -76,10 +90,10 @@ impl Journal {
     /// Events from number `first` on, at most `most`.
     pub(crate) fn read(&self, first: u64, most: usize) -> Read {
         let kept = self.kept();
-        let oldest = kept.events.front().map_or(kept.last + 1, |event| event.seq);
+        let oldest = kept.oldest();
         let missed = oldest.saturating_sub(first);
         let skip = usize::try_from(first.saturating_sub(oldest)).unwrap_or(usize::MAX);
-        Read { missed, events: kept.events.iter().skip(skip).take(most).cloned().collect() }
+        Read { missed, entries: kept.entries.iter().skip(skip).take(most).cloned().collect() }
     }
 
     /// Changes with each event.
@@ -110,14 +124,14 @@ pub(crate) mod tests {
     }
 
     fn numbers(read: &Read) -> Vec<u64> {
-        read.events.iter().map(|event| event.seq).collect()
+        read.entries.iter().map(|entry| entry.event.seq).collect()
     }
 
     #[test]
     fn readers_begin_where_they_ask_and_learn_how_many_events_they_missed() {
         let journal = Journal::new(7);
         assert_eq!([WatchFrom::Now, WatchFrom::Kept].map(|from| journal.first(from)), [1, 1]);
-        (0..10).for_each(|_| journal.push(event()));
+        (0..10).for_each(|_| journal.push(event(), Vec::new()));
         let after = |boot, seq| journal.first(WatchFrom::After { boot, seq });
         assert_eq!((journal.first(WatchFrom::Now), journal.first(WatchFrom::Kept)), (11, 1));
         assert_eq!((after(7, 4), after(7, 10)), (5, 11));
@@ -125,8 +139,8 @@ pub(crate) mod tests {
         assert_eq!((after(6, 4), after(7, 11)), (1, 1));
         assert_eq!(numbers(&journal.read(9, 100)), [9, 10]);
         assert_eq!(numbers(&journal.read(3, 2)), [3, 4]);
-        assert_eq!(journal.read(11, 100), Read { missed: 0, events: Vec::new() });
-        (0..KEPT).for_each(|_| journal.push(event()));
+        assert_eq!(journal.read(11, 100), Read { missed: 0, entries: Vec::new() });
+        (0..KEPT).for_each(|_| journal.push(event(), Vec::new()));
         let late = journal.read(3, 1);
         assert_eq!((late.missed, numbers(&late)), (8, vec![11]));
         assert_eq!(journal.first(WatchFrom::Kept), 11);

@@ -4,5 +4,5 @@
 pub(crate) mod journal;
 mod recorder;
 
-pub(crate) use journal::Journal;
+pub(crate) use journal::{Entry, Journal};
 pub(crate) use recorder::Recorder;

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nvshare_core::{ClientId, Incident, Time};
 use nvshare_proto::units::saturate;
-use nvshare_proto::{Counters, EventKind, ProcessInfo, SeatName, WatchEvent, short_command};
+use nvshare_proto::{Counters, EventKind, PhaseTime, ProcessInfo, SeatName, WatchEvent, short_command};
 
 use super::journal::Journal;
 use crate::metrics::{Counted, OfTenant};
@@ -25,6 +25,24 @@ pub(crate) struct Recorder {
 struct Known {
     pid: u32,
     name: String,
+    /// The phases that it has told last, as far as no event has them yet.
+    phases: Vec<PhaseTime>,
+}
+
+impl Known {
+    /// The phases of an event. They are parts of its time: longer ones are about something else, or not true.
+    fn take_phases(&mut self, incident: &Incident) -> Vec<PhaseTime> {
+        let is_part = |told: &mut PhaseTime| {
+            told.phase.part_of() == incident.kind && told.gpu.is_none_or(|gpu| incident.gpus.contains(&gpu))
+        };
+        let phases: Vec<PhaseTime> = self.phases.extract_if(.., is_part).collect();
+        let sum = phases.iter().fold(0, |sum: u64, phase| sum.saturating_add(phase.micros));
+        if incident.took.is_some_and(|took| sum <= micros(took)) { phases } else { Vec::new() }
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    saturate(time.as_micros())
 }
 
 /// Longest name of a client in an event, in letters.
@@ -56,7 +74,7 @@ impl Recorder {
         process: Option<&ProcessInfo>,
         seat: Option<SeatName>,
     ) {
-        self.clients.insert(client, Known { pid, name: name.to_owned() });
+        self.clients.insert(client, Known { pid, name: name.to_owned(), phases: Vec::new() });
         if let Some(counted) = &mut self.counted {
             counted.expect(client, seat.map_or_else(|| OfTenant::of(process, name), OfTenant::of_seat));
         }
@@ -88,6 +106,13 @@ impl Recorder {
         }
     }
 
+    /// A client has said the phases of the event that is next.
+    pub(crate) fn note_phases(&mut self, client: ClientId, phases: &[PhaseTime]) {
+        if let Some(known) = self.clients.get_mut(&client) {
+            known.phases = phases.to_vec();
+        }
+    }
+
     /// Counts all times up to now.
     pub(crate) fn count_all(&mut self, up: Time) {
         if let Some(counted) = &mut self.counted {
@@ -100,22 +125,67 @@ impl Recorder {
         if let Some(counted) = &mut self.counted {
             counted.record(&incident, up);
         }
-        let known = incident.client.and_then(|client| self.clients.get(&client));
-        let micros = |time: Duration| saturate(time.as_micros());
-        self.journal.push(WatchEvent {
+        let mut known = incident.client.and_then(|client| self.clients.get_mut(&client));
+        let phases = known.as_mut().map(|known| known.take_phases(&incident)).unwrap_or_default();
+        let event = WatchEvent {
             seq: 0,
             time_us: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros),
             up_us: micros(up),
             event: incident.kind,
             client: incident.client,
-            pid: known.map(|known| known.pid),
+            pid: known.as_ref().map(|known| known.pid),
             name: known.map(|known| known.name.clone()),
             gpus: incident.gpus,
             bytes: incident.bytes,
             took_us: incident.took.map(micros),
-        });
+        };
+        self.journal.push(event, phases);
         if let (EventKind::Gone | EventKind::Ended, Some(client)) = (incident.kind, incident.client) {
             self.clients.remove(&client);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvshare_proto::{GpuUuid, HandOverPhase, WatchFrom};
+
+    use super::*;
+
+    const CLIENT: ClientId = 3;
+
+    /// The names of the phases that the last event has.
+    fn last(journal: &Journal) -> Vec<&'static str> {
+        let last = journal.first(WatchFrom::Now) - 1;
+        let entry = journal.read(last, 1).entries.remove(0);
+        entry.phases.iter().map(|phase| phase.phase.name()).collect()
+    }
+
+    #[test]
+    fn an_event_has_the_phases_that_its_client_told_last_and_that_are_parts_of_it() {
+        let journal = Journal::new(7);
+        let mut recorder = Recorder::new(Arc::clone(&journal), None);
+        recorder.expect(CLIENT, 70, "job", None, None);
+        let [gpu, other] = [GpuUuid([1; 16]), GpuUuid([2; 16])];
+        let happens = |recorder: &mut Recorder, kind, gpu| {
+            let took = Some(Duration::from_micros(100));
+            let incident = Incident { kind, client: Some(CLIENT), gpus: vec![gpu], bytes: None, took };
+            recorder.record(incident, Time::ZERO);
+            last(&journal)
+        };
+        assert!(happens(&mut recorder, EventKind::Restored, gpu).is_empty(), "it has told none");
+        let of = |gpu, phase, micros| PhaseTime { gpu, phase, micros };
+        let told = [
+            of(Some(gpu), HandOverPhase::Map, 40),
+            of(Some(gpu), HandOverPhase::CopyIn, 60),
+            of(Some(other), HandOverPhase::Map, 101),
+            of(None, HandOverPhase::Open, 5),
+        ];
+        recorder.note_phases(CLIENT, &told);
+        let mut happens = |kind, gpu| happens(&mut recorder, kind, gpu);
+        assert_eq!(happens(EventKind::Restored, gpu), ["map", "copy"]);
+        assert!(happens(EventKind::Restored, gpu).is_empty(), "another event has them");
+        assert!(happens(EventKind::Restored, other).is_empty(), "a part is not longer than the whole");
+        assert_eq!(happens(EventKind::Running, gpu), ["open"]);
     }
 }

@@ -82,7 +82,7 @@ impl Moment<'_> {
         }
         paused.keys().filter(|&&other| other != client).for_each(|&other| pause(scheduler, other, false));
         let is_told = self.until(|| match watch.wait() {
-            Ok(Some(Told::Event(event))) => {
+            Ok(Some(Told::Event(event, _))) => {
                 (event.event == EventKind::Evict && event.client == Some(client)).then_some(())
             }
             _ => None,
