@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use nvshare_proto::units::{GIB, MIB};
-use nvshare_proto::{Amount, ClientMessage, Counters, Gate, GpuUuid, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Counters, Gate, GpuUuid, PhaseTime, SchedulerMessage, Usage};
 
 use crate::account::{Absent, Account, TenantQuota};
 use crate::launch_window::InFlight;
@@ -76,6 +76,8 @@ pub trait Host {
     fn reconnect(&mut self);
     /// The process's counters, as they are now.
     fn counters(&self) -> Counters;
+    /// Takes the times of phases of a hand-over that are over and that the scheduler has not been told: of this GPU, or all.
+    fn take_phases(&mut self, of: Option<GpuUuid>) -> Vec<PhaseTime>;
 
     /// Closes the gate.
     fn close_gate(&mut self);
@@ -179,6 +181,7 @@ impl Session {
                 tell_usage(host, gpu);
                 let counters = host.counters();
                 host.say(ClientMessage::Counters(counters));
+                tell_phases(host, Some(gpu));
                 host.say(ClientMessage::Evicted { gpu, short });
             }
         }
@@ -220,6 +223,9 @@ impl Session {
                 // The scheduler forgets needs with the lock: an allocation that still waits for room asks again.
                 if matches!(message, ClientMessage::LockReleased { .. }) {
                     self.told.iter_mut().for_each(|(_, lacking)| *lacking = 0);
+                }
+                if matches!(message, ClientMessage::LockReleased { .. } | ClientMessage::Running { .. }) {
+                    tell_phases(host, None);
                 }
                 host.say(message);
             }
@@ -403,6 +409,14 @@ fn return_unused<H: Host>(host: &mut H, keep: impl Fn(&Account<H::TenantQuota>) 
 fn tell_usage<H: Host>(host: &mut H, gpu: GpuUuid) {
     if let Some(usage) = host.update(gpu, Account::usage) {
         host.say(ClientMessage::Usage(usage));
+    }
+}
+
+/// Tells the phases that end with the next message.
+fn tell_phases<H: Host>(host: &mut H, of: Option<GpuUuid>) {
+    let phases = host.take_phases(of);
+    if !phases.is_empty() {
+        host.say(ClientMessage::Phases(phases));
     }
 }
 

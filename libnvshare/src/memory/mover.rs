@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use nvshare_client::MoverOrder;
 use nvshare_client::session::Done;
-use nvshare_proto::{Amount, GpuUuid};
+use nvshare_proto::{Amount, GpuUuid, HandOverPhase};
 
 use crate::memory::backing::Lacking;
 use crate::memory::devices::{self, Device};
 use crate::memory::{deferred_free, driver_reserve, free};
 use crate::process::lock::lock;
-use crate::process::{counters, lifecycle, log, threads};
+use crate::process::{counters, lifecycle, log, phases, threads};
 use crate::work::drain::Drain;
 use crate::work::gate;
 use crate::work::submitted::Submitted;
@@ -152,6 +152,7 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     }
     let took = begin.elapsed();
     counters::drained(took.as_nanos() as u64);
+    phases::note(HandOverPhase::Drain, took);
     deferred_free::free_all_due();
     free::finish_late_frees();
     if let Some(_call) = lifecycle::hold_off_exit() {

@@ -12,6 +12,7 @@ pub(crate) mod lifecycle;
 pub(crate) mod lock;
 pub(crate) mod log;
 pub(crate) mod passing;
+pub(crate) mod phases;
 pub(crate) mod seat;
 pub(crate) mod threads;
 pub(crate) mod unwind;

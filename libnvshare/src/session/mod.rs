@@ -17,8 +17,8 @@ use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::session::{Done, Host, Session};
 use nvshare_proto::pace::RECONNECT_EVERY;
 use nvshare_proto::{
-    ClientMessage, ComputeLimit, Counters, GpuUuid, MemoryMode, NO_PLACE, Register, Reply, Request,
-    SchedulerMessage, VERSION, Wishes,
+    ClientMessage, ComputeLimit, Counters, GpuUuid, HandOverPhase, MemoryMode, NO_PLACE, PhaseTime, Register,
+    Reply, Request, SchedulerMessage, VERSION, Wishes,
 };
 
 use crate::driver;
@@ -31,7 +31,7 @@ use crate::memory::quota;
 use crate::process::config::Config;
 use crate::process::lifecycle::{self, AtExit};
 use crate::process::lock::lock;
-use crate::process::{answering, bell, config, counters, log, threads};
+use crate::process::{answering, bell, config, counters, log, phases, threads};
 use crate::work::gate;
 pub(crate) use wire::TenantPage;
 use wire::{End, Wire};
@@ -39,8 +39,8 @@ use wire::{End, Wire};
 /// A process that the scheduler refuses asks it again after this time.
 const REFUSED_EVERY: Duration = Duration::from_secs(60);
 
-/// Results of the mover that the session has not taken in yet.
-static DONE: Mutex<Vec<Done>> = Mutex::new(Vec::new());
+/// Results of the mover that the session has not taken in yet, and since when they are there.
+static DONE: Mutex<Vec<(Done, Instant)>> = Mutex::new(Vec::new());
 
 /// Asks the scheduler for the page of this process's tenant, once and without a session.
 pub(crate) fn ask_for_page() -> TenantPage<quota::MappedPage> {
@@ -100,7 +100,7 @@ fn in_forked_child() {
 }
 
 fn report(done: Done) {
-    lock(&DONE).push(done);
+    lock(&DONE).push((done, Instant::now()));
     bell::ring();
 }
 
@@ -109,7 +109,13 @@ fn run() {
     let mut thread = Thread {
         session: Session::new(Duration::ZERO),
         begin: Instant::now(),
-        library: Library { wire: None, version: VERSION, broken: None, reconnects: false },
+        library: Library {
+            wire: None,
+            version: VERSION,
+            broken: None,
+            reconnects: false,
+            may_open_since: None,
+        },
         next_attempt: Instant::now(),
         seat_limits: BTreeMap::new(),
         registered: false,
@@ -150,7 +156,10 @@ impl Thread {
             self.read();
         }
         let done = std::mem::take(&mut *lock(&DONE));
-        for done in done {
+        for (done, at) in done {
+            if matches!(done, Done::Restored { .. }) {
+                self.library.may_open_since = Some(at);
+            }
             self.tell(|session, library, now| session.done(library, done, now));
         }
         for message in supply::take_messages() {
@@ -280,6 +289,9 @@ impl Thread {
                         devices::all().for_each(Device::let_in);
                     }
                     log::debug(format_args!("received {message:?}"));
+                    if matches!(message, SchedulerMessage::LockOk { .. }) {
+                        self.library.may_open_since = Some(Instant::now());
+                    }
                     let limited = match &message {
                         SchedulerMessage::Limit(limit) => Some(limit.gpu),
                         _ => None,
@@ -356,6 +368,8 @@ struct Library {
     broken: Option<String>,
     /// Whether to connect again at once.
     reconnects: bool,
+    /// When the lock was granted, or memory last came back under it: nothing else is waited for.
+    may_open_since: Option<Instant>,
 }
 
 impl Library {
@@ -418,12 +432,19 @@ impl Host for Library {
         report::counters()
     }
 
+    fn take_phases(&mut self, of: Option<GpuUuid>) -> Vec<PhaseTime> {
+        phases::take(of)
+    }
+
     fn close_gate(&mut self) {
         gate::close();
     }
 
     fn open_gate(&mut self, in_flight: InFlight) {
         gate::open(in_flight);
+        if let Some(since) = self.may_open_since.take() {
+            phases::note(HandOverPhase::Open, since.elapsed());
+        }
     }
 
     fn bound(&mut self, in_flight: InFlight) {

@@ -1,12 +1,15 @@
 //! Parts of different versions meet: a scheduler that was downgraded, or not yet upgraded, under newer libraries; and an older kernel.
 
 use std::io::{Read, Write};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use nvshare_harness::{Program, Scheduler, World, guest, wait_until};
-use nvshare_proto::{InitialState, OLDEST, Reply, Request, SchedulerMessage, VERSION, codec};
+use nvshare_proto::units::GIB;
+use nvshare_proto::{
+    Amount, ClientMessage, Epoch, InitialState, OLDEST, Reply, Request, SchedulerMessage, VERSION, codec,
+};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -25,7 +28,7 @@ fn refusal(version: u16) -> Vec<u8> {
 
 /// A scheduler of the version before, which refuses what is newer, as that version does. Returns what the client that it can read
 /// registers as.
-fn older_scheduler(listener: &UnixListener) -> (std::os::unix::net::UnixStream, Vec<u16>, Request) {
+fn older_scheduler(listener: &UnixListener) -> (UnixStream, Vec<u16>, Request) {
     let mut heard = Vec::new();
     loop {
         let (mut stream, _) = listener.accept().expect("a client");
@@ -73,6 +76,59 @@ fn a_program_runs_under_a_scheduler_of_the_version_before() {
         log.contains(&format!("goes on in protocol version {OLDEST}")) && !log.contains("refuses"),
         "{log}"
     );
+}
+
+/// Waits for a message of a client. All that the client says, it says in the version before.
+fn until<T>(stream: &mut UnixStream, bytes: &mut Vec<u8>, which: impl Fn(&ClientMessage) -> Option<T>) -> T {
+    loop {
+        while let Some((used, request)) = codec::decode::<Request>(bytes).expect("a frame") {
+            assert_eq!(codec::version(bytes), Some(OLDEST));
+            bytes.drain(..used);
+            if let Request::Client(message) = &request
+                && let Some(found) = which(message)
+            {
+                return found;
+            }
+        }
+        let mut chunk = [0; 4096];
+        let read = stream.read(&mut chunk).expect("a frame");
+        assert!(read > 0, "the client hangs up");
+        bytes.extend_from_slice(&chunk[..read]);
+    }
+}
+
+#[test]
+fn a_program_takes_turns_under_a_scheduler_of_the_version_before() {
+    let world = World::simulated(CARD);
+    let listener = UnixListener::bind(world.socket()).expect("a socket");
+    let job =
+        Program::workload(&world, "job", "--memory 128MiB --block 64MiB --full-check").until_told().start();
+    let (mut stream, _, first) = older_scheduler(&listener);
+    stream.set_read_timeout(Some(nvshare_harness::patience())).expect("a timeout");
+    let Request::Register(register) = first else { panic!("{first:?}") };
+    let say = |stream: &mut UnixStream, message| {
+        stream.write_all(&frame(OLDEST, &Reply::Client(message))).expect("sent");
+    };
+    let mut bytes = Vec::new();
+    say(&mut stream, SchedulerMessage::Registered { client: 1, hold: InitialState::Parked });
+    let usage =
+        |said: &ClientMessage| if let ClientMessage::Usage(usage) = said { Some(*usage) } else { None };
+    let usage = register.usage.first().copied().unwrap_or_else(|| until(&mut stream, &mut bytes, usage));
+    let room = Amount { gpu: usage.gpu, bytes: GIB };
+    say(&mut stream, SchedulerMessage::Capacity(room));
+    let is = |is_it: bool| is_it.then_some(());
+    until(&mut stream, &mut bytes, |said| is(matches!(said, ClientMessage::ReqLock)));
+    for counter in [1, 2] {
+        let epoch = Epoch { boot: 1, counter };
+        say(&mut stream, SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] });
+        until(&mut stream, &mut bytes, |said| is(matches!(said, ClientMessage::Running { .. })));
+        say(&mut stream, SchedulerMessage::DropLock { epoch, patience_ms: 60_000 });
+        // It has measured its drain, and what it says of that is new.
+        until(&mut stream, &mut bytes, |said| is(matches!(said, ClientMessage::LockReleased { .. })));
+    }
+    say(&mut stream, SchedulerMessage::SchedOff);
+    world.stop();
+    job.finish().intact();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nvshare_client::account::{Account, DeviceFacts, TenantQuota};
 use nvshare_client::launch_window::InFlight;
 use nvshare_client::{Host, Kind, MoverOrder, Residency};
-use nvshare_proto::{ClientMessage, Counters, GpuUuid};
+use nvshare_proto::{ClientMessage, Counters, GpuUuid, PhaseTime};
 
 /// No process of these worlds shares its limit.
 #[derive(Debug, Clone, Copy)]
@@ -208,6 +208,10 @@ impl Host for Library {
 
     fn counters(&self) -> Counters {
         Counters::default()
+    }
+
+    fn take_phases(&mut self, _of: Option<GpuUuid>) -> Vec<PhaseTime> {
+        Vec::new()
     }
 
     fn close_gate(&mut self) {

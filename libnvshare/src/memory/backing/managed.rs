@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nvshare_client::residency::{Piece, RESTORE_PIECE};
-use nvshare_proto::ThrottledLine;
+use nvshare_proto::{HandOverPhase, ThrottledLine};
 
 use super::{AllocationRequest, Backing, Evicted, Freed, Lacking, Made, Moving, Restored, Work};
 use crate::driver;
 use crate::driver::types::{CU_DEVICE_CPU, CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUresult};
 use crate::memory::allocations::{self, Allocation, Kind, SMALLEST_MANAGED};
 use crate::memory::devices::Device;
+use crate::process::phases::Laps;
 use crate::process::{config, host_memory, log};
 use crate::work::contexts::{self, Context};
 
@@ -74,6 +75,7 @@ impl Backing for Managed {
 
 impl Moving for Managed {
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
+        let mut laps = Laps::begin(device.uuid);
         let mut host = host_memory::room();
         let mut moved = 0;
         for allocation in allocations::of_device(device.ordinal) {
@@ -92,6 +94,7 @@ impl Moving for Managed {
                     break;
                 }
                 moved += piece;
+                laps.end(HandOverPhase::CopyOut);
                 report(piece);
             }
         }
@@ -99,12 +102,17 @@ impl Moving for Managed {
     }
 
     fn restore(&self, device: &'static Device, _lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
+        let mut laps = Laps::begin(device.uuid);
         let mut all = Restored::default();
         for allocation in allocations::of_device(device.ordinal) {
             if cancelled() {
                 break;
             }
-            all += bring_back(&allocation, device, cancelled);
+            let restored = bring_back(&allocation, device, cancelled);
+            if restored.back > 0 {
+                laps.end(HandOverPhase::CopyIn);
+            }
+            all += restored;
         }
         all
     }

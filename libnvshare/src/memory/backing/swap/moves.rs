@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use nvshare_proto::HandOverPhase::{CopyIn, CopyOut, Look, Map, Unmap};
 use nvshare_proto::ThrottledLine;
 use nvshare_proto::units::MIB;
 
@@ -25,6 +26,7 @@ use crate::memory::mapping::at_hand::AtHand;
 use crate::memory::mapping::copies::HostCopy;
 use crate::memory::mapping::host_pool::{self, NoSlots};
 use crate::memory::mapping::{Chunk, GRANULE, Mapped, copies, destroy, peers};
+use crate::process::phases::Laps;
 use crate::process::{log, threads};
 use crate::work::contexts::{self, Context};
 use crate::work::gate;
@@ -106,6 +108,7 @@ enum AfterChunk {
 struct Evicting<'a> {
     device: &'static Device,
     looked: Looked,
+    laps: Laps,
     queue: Queue,
     /// Bytes of the chunks that have begun to leave.
     begun: u64,
@@ -130,7 +133,8 @@ impl Evicting<'_> {
                 if matches!(flight.completion, Completion::Nothing) {
                     self.land(flight)
                 } else {
-                    self.queue.push(flight)
+                    self.queue.push(flight);
+                    self.laps.end(CopyOut);
                 }
                 AfterChunk::GoesOn
             }
@@ -140,9 +144,10 @@ impl Evicting<'_> {
         }
     }
 
-    /// Waits for a chunk that leaves.
+    /// Unmaps a chunk whose copies are over.
     fn land(&mut self, flight: Flight) {
         let landed = land_out(flight, self.device);
+        self.laps.end(Unmap);
         self.out += landed;
         if landed.left > 0 {
             (self.report)(landed.left);
@@ -153,6 +158,7 @@ impl Evicting<'_> {
     fn land_until(&mut self, is_enough: impl Fn(&Queue) -> bool) {
         while !is_enough(&self.queue) || self.queue.first_is_over() {
             let Some(flight) = self.queue.wait_and_pop() else { return };
+            self.laps.end(CopyOut);
             self.land(flight);
         }
     }
@@ -161,10 +167,14 @@ impl Evicting<'_> {
 /// Moves `wanted` bytes of a device's memory to the host, from the ends of the largest allocations, and rather a few more
 /// than fewer. Calls `report` for each chunk that has left the card. Returns the bytes that have left, and those that were copied.
 pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
+    let mut laps = Laps::begin(device.uuid);
     let looked = content::look(device, wanted);
     let mut order = order::leaving(device, wanted, &looked);
+    if looked.is_any() {
+        laps.end(Look);
+    }
     let (queue, out) = (Queue::default(), Evicted::default());
-    let mut evicting = Evicting { device, looked, queue, begun: 0, out, report };
+    let mut evicting = Evicting { device, looked, laps, queue, begun: 0, out, report };
     while let Some(ChunkToMove { allocation, index, .. }) = order.next(evicting.queue.is_full()) {
         // If one cannot leave, the loop below tries the rest and all others.
         let Some(mapped) = &allocation.mapped else { break };
@@ -302,6 +312,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
     let mut queue = Queue::default();
     let mut order = order::coming(device);
     let mut at_hand = AtHand::default();
+    let mut laps = Laps::begin(device.uuid);
     while let Some(ChunkToMove { allocation, index, .. }) = order.next(queue.is_full()) {
         let Some(mapped) = &allocation.mapped else { continue };
         if cancelled() {
@@ -310,7 +321,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
         let begun = loop {
             let room_is_made = lacking == Lacking::Wait;
             if !(room_is_made && waits_for_more(&allocation, device, &mut at_hand)) {
-                let begun = begin_in(&allocation, mapped, index, device, &mut at_hand, cancelled);
+                let begun = begin_in(&allocation, mapped, index, device, &mut at_hand, &mut laps, cancelled);
                 // Room may also come before the driver has the memory of the process that has left it.
                 let waits = room_is_made && matches!(begun, Begun::Lacks(_) | Begun::Full);
                 if !waits || cancelled() {
@@ -321,13 +332,21 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
             }
             queue.record_all();
             if queue.first_is_over() {
-                land(&mut queue, device, &mut result);
+                land(&mut queue, device, &mut laps, &mut result);
             } else {
                 threads::pause();
+                // Without copies under way, it only waits for room.
+                if queue.is_empty() { laps.skip() } else { laps.end(CopyIn) }
             }
         };
         match begun {
-            Begun::Flying(flight) => queue.push(flight),
+            Begun::Flying(flight) => {
+                let is_copied = flight.copied > 0;
+                queue.push(flight);
+                if is_copied {
+                    laps.end(CopyIn);
+                }
+            }
             Begun::Lacks(bytes) => result.lacks_mapped += bytes,
             // The driver has less memory than the scheduler says: some that left is not back yet, or others have it.
             Begun::Full => {
@@ -337,11 +356,11 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
             Begun::Nothing | Begun::Stopped => {}
         }
         while queue.first_is_over() || queue.is_full() && order.has_only_copies() {
-            land(&mut queue, device, &mut result);
+            land(&mut queue, device, &mut laps, &mut result);
         }
     }
     while !queue.is_empty() {
-        land(&mut queue, device, &mut result);
+        land(&mut queue, device, &mut laps, &mut result);
     }
     lost::give_up(device);
     result
@@ -354,8 +373,11 @@ fn waits_for_more(allocation: &Allocation, device: &Device, at_hand: &mut AtHand
     matches!(allocation.context_to_move_in().with(more), Ok(Ok(true)))
 }
 
-fn land(queue: &mut Queue, device: &Device, result: &mut Restored) {
+fn land(queue: &mut Queue, device: &Device, laps: &mut Laps, result: &mut Restored) {
     if let Some(flight) = queue.wait_and_pop() {
+        if flight.copied > 0 {
+            laps.end(CopyIn);
+        }
         land_in(flight, device, result);
     }
 }
@@ -366,6 +388,7 @@ fn begin_in(
     index: usize,
     device: &Device,
     at_hand: &mut AtHand,
+    laps: &mut Laps,
     cancelled: &dyn Fn() -> bool,
 ) -> Begun {
     contexts::let_them_end(|| allocation.is_leaving());
@@ -397,6 +420,7 @@ fn begin_in(
             };
         }
     };
+    laps.end(Map);
     let copied = if host.is_empty() {
         Ok(None)
     } else {

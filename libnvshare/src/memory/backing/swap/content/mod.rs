@@ -159,6 +159,11 @@ impl Looked {
         self.seen.get(&at).map_or(&[], Vec::as_slice)
     }
 
+    /// Whether any chunk was looked at.
+    pub(super) fn is_any(&self) -> bool {
+        !self.seen.is_empty()
+    }
+
     /// Bytes of a chunk that have to be copied, if the host has these copies of it.
     pub(super) fn to_copy(&self, at: CUdeviceptr, bytes: u64, had: &[HostCopy]) -> u64 {
         leaving::to_copy(self.of(at), (bytes / GRANULE) as usize, had)
