@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use nvshare_proto::{ClientState, EventKind, GpuUuid};
 
-use crate::events::Line;
+use crate::events::{self, Line};
 
 /// A part of the time of one scheduler. Times are in microseconds since the scheduler started.
 #[derive(Debug, Default)]
@@ -26,6 +26,8 @@ pub(crate) struct Lane {
     pub(crate) pid: Option<u32>,
     pub(crate) spans: Vec<Span>,
     pub(crate) moves: Vec<Move>,
+    /// Phases that are parts of spans.
+    pub(crate) phases: Vec<Phase>,
     pub(crate) marks: Vec<Mark>,
     /// The client's state at the last event, and the time since when it has it.
     stands: Option<(u64, ClientState)>,
@@ -40,12 +42,36 @@ pub(crate) struct Span {
 }
 
 /// Memory that moved.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Move {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) bytes: u64,
     pub(crate) out: bool,
+    pub(crate) phases: Vec<Phase>,
+}
+
+/// A phase of a hand-over. Each is one sum, though phases of a move alternate, so they are drawn one behind the other.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Phase {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) name: String,
+}
+
+/// The phases of an event, from this time on, and no longer than until the event.
+fn lay_out(phases: &[events::Phase], mut from: u64, until: u64) -> Vec<Phase> {
+    let one = |told: &events::Phase| {
+        let to = from.saturating_add(told.took_us).min(until);
+        Phase { from: std::mem::replace(&mut from, to), to, name: told.phase.clone() }
+    };
+    phases.iter().map(one).collect()
+}
+
+/// Cuts off what was before this time.
+fn cut(phases: &mut Vec<Phase>, begin: u64) {
+    phases.iter_mut().for_each(|phase| phase.from = phase.from.max(begin));
+    phases.retain(|phase| phase.from < phase.to);
 }
 
 /// A moment that is marked in the picture.
@@ -85,14 +111,22 @@ impl Timeline {
                 lane.name.clone_from(name);
             }
             lane.pid = line.pid.or(lane.pid);
+            let since = lane.stands.map_or(at, |(since, _)| since);
             if let Some(state) = kind.state() {
                 lane.stand(at, state);
             }
             let moved = line.bytes.filter(|&bytes| bytes > 0).zip(line.took_us);
             match (kind, moved) {
                 (EventKind::Evicted | EventKind::Restored, Some((bytes, took))) => {
-                    let out = kind == EventKind::Evicted;
-                    lane.moves.push(Move { from: at.saturating_sub(took), to: at, bytes, out });
+                    let (from, out) = (at.saturating_sub(took), kind == EventKind::Evicted);
+                    let phases = lay_out(&line.phases, from, at);
+                    lane.moves.push(Move { from, to: at, bytes, out, phases });
+                }
+                (EventKind::Released, _) => lane.phases.extend(lay_out(&line.phases, since, at)),
+                (EventKind::Running, _) => {
+                    let took = line.phases.iter().map(|phase| phase.took_us).fold(0, u64::saturating_add);
+                    let from = at.saturating_sub(took).max(since);
+                    lane.phases.extend(lay_out(&line.phases, from, at));
                 }
                 (EventKind::Deferred | EventKind::Refused | EventKind::Stuck | EventKind::Stays, _) => {
                     lane.marks.push(Mark { at, kind });
@@ -110,7 +144,11 @@ impl Timeline {
                 lane.stand(end, ClientState::Gone);
                 lane.spans.iter_mut().for_each(|span| span.from = span.from.max(begin));
                 lane.spans.retain(|span| span.from < span.to);
-                lane.moves.iter_mut().for_each(|moved| moved.from = moved.from.max(begin));
+                for moved in &mut lane.moves {
+                    moved.from = moved.from.max(begin);
+                    cut(&mut moved.phases, begin);
+                }
+                cut(&mut lane.phases, begin);
                 lane.moves.retain(|moved| moved.from <= moved.to && moved.to > begin);
                 lane.marks.retain(|mark| mark.at >= begin);
             }
@@ -269,7 +307,10 @@ pub(crate) mod tests {
         let lanes: Vec<&Lane> = timeline.gpus.values().flat_map(BTreeMap::values).collect();
         assert_eq!(seconds(&lanes[0].spans), [(9.0, 12.0, ClientState::Waiting)]);
         assert_eq!(lanes[0].moves, [], "it was over before");
-        assert_eq!(lanes[1].moves, [Move { from: 9_000_000, to: 9_500_000, bytes: 4 << 30, out: false }]);
+        assert_eq!(
+            lanes[1].moves,
+            [Move { from: 9_000_000, to: 9_500_000, bytes: 4 << 30, out: false, phases: Vec::new() }]
+        );
         assert!(Timeline::of(&[], 60.0, None).is_none());
     }
 

@@ -23,15 +23,22 @@ pub(crate) fn trace(timelines: &[Timeline]) -> String {
                 };
                 let spans = lane.spans.iter();
                 events.extend(spans.map(|s| span(state_name(s.state), s.from, s.to, json!({}))));
+                // A viewer puts a span that is within another one below it.
+                events.extend(lane.phases.iter().map(|p| span(&p.name, p.from, p.to, json!({}))));
                 // Spans of one thread are nested, and a move does not belong to one state of its client.
                 for moved in &lane.moves {
                     let name = if moved.out { "moves out" } else { "moves in" };
                     let id = format!("{process}.{client}.{}", moved.from);
-                    let ends = [("b", moved.from), ("e", moved.to)];
-                    events.extend(ends.map(|(phase, at)| {
-                        json!({"ph": phase, "name": name, "cat": "memory", "id": id, "pid": process, "tid": client,
-                            "ts": at - timeline.begin, "args": {"bytes": moved.bytes}})
-                    }));
+                    let end = |which: &str, name: &str, at: u64, arguments: Value| {
+                        json!({"ph": which, "name": name, "cat": "memory", "id": id, "pid": process, "tid": client,
+                            "ts": at - timeline.begin, "args": arguments})
+                    };
+                    events.push(end("b", name, moved.from, json!({"bytes": moved.bytes})));
+                    for phase in &moved.phases {
+                        events.push(end("b", &phase.name, phase.from, json!({})));
+                        events.push(end("e", &phase.name, phase.to, json!({})));
+                    }
+                    events.push(end("e", name, moved.to, json!({"bytes": moved.bytes})));
                 }
                 events.extend(lane.marks.iter().map(|mark| {
                     json!({"ph": "i", "s": "t", "name": mark.kind.name(), "cat": "nvshare", "pid": process, "tid": client,
@@ -46,7 +53,8 @@ pub(crate) fn trace(timelines: &[Timeline]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::timeline::tests::story;
+    use crate::events::Phase;
+    use crate::timeline::{self, tests::story};
 
     #[test]
     fn a_trace_has_spans_moves_and_marks() {
@@ -60,5 +68,68 @@ mod tests {
             (&first["name"], &first["ts"], &first["dur"]),
             (&json!("running"), &json!(0), &json!(4_000_000))
         );
+    }
+
+    #[test]
+    fn phases_are_within_what_they_are_parts_of_and_in_their_order() {
+        let mut story = story();
+        let told: [(&str, &[(&str, u64)]); 4] = [
+            ("released", &[("drain", 400_000)]),
+            ("evicted", &[("look", 200_000), ("copy", 1_500_000), ("unmap", 100_000)]),
+            ("restored", &[("map", 200_000), ("copy", 500_000)]),
+            ("running", &[("open", 100_000)]),
+        ];
+        for (event, phases) in told {
+            let line = story.iter_mut().rfind(|line| line.event == event).unwrap();
+            let phase = |&(phase, took_us): &(&str, u64)| Phase { phase: phase.to_owned(), took_us };
+            line.phases = phases.iter().map(phase).collect();
+        }
+        let timeline = Timeline::of(&story, 60.0, None).unwrap();
+        let trace: Value = serde_json::from_str(&trace(&[timeline])).unwrap();
+        let of = |phase: &str, client: u64| {
+            let events = trace["traceEvents"].as_array().unwrap().iter();
+            let is_it = move |event: &&Value| event["ph"] == phase && event["tid"] == client;
+            let told =
+                |event: &Value| (event["name"].as_str().unwrap().to_owned(), event["ts"].as_u64().unwrap());
+            events.filter(is_it).map(told).collect::<Vec<_>>()
+        };
+        let named =
+            |told: &[(&str, u64)]| Vec::from_iter(told.iter().map(|&(name, at)| (name.to_owned(), at)));
+        // A wait for the scheduler is left between the last phase and the end of the whole.
+        assert_eq!(
+            [of("b", 1), of("e", 1)],
+            [
+                named(&[
+                    ("moves out", 5_500_000),
+                    ("look", 5_500_000),
+                    ("copy", 5_700_000),
+                    ("unmap", 7_200_000)
+                ]),
+                named(&[
+                    ("look", 5_700_000),
+                    ("copy", 7_200_000),
+                    ("unmap", 7_300_000),
+                    ("moves out", 7_500_000)
+                ]),
+            ]
+        );
+        assert_eq!(of("b", 2), named(&[("moves in", 7_500_000), ("map", 7_500_000), ("copy", 7_700_000)]));
+        assert_eq!(of("X", 1).pop(), Some(("drain".to_owned(), 5_000_000)));
+        assert_eq!(of("X", 2).pop(), Some(("open".to_owned(), 8_400_000)));
+    }
+
+    #[test]
+    fn a_phase_ends_with_what_it_is_a_part_of_and_begins_with_the_picture() {
+        let mut story = story();
+        let evicted = story.iter_mut().find(|line| line.event == "evicted").unwrap();
+        evicted.phases = [("look", 1_000_000), ("copy", 9_000_000)]
+            .map(|(phase, took_us)| Phase { phase: phase.to_owned(), took_us })
+            .to_vec();
+        // The eviction is from 6.5 s to 8.5 s after the start, and the picture begins at 8 s.
+        let timeline = Timeline::of(&story, 3.0, Some(11_000_000)).unwrap();
+        let moved = timeline.gpus.values().flat_map(|lanes| lanes.values()).flat_map(|lane| &lane.moves);
+        let phases = Vec::from_iter(moved.flat_map(|moved| &moved.phases).cloned());
+        let copy = timeline::Phase { from: 8_000_000, to: 8_500_000, name: "copy".to_owned() };
+        assert_eq!(phases, [copy]);
     }
 }

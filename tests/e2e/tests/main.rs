@@ -38,6 +38,7 @@ mod small;
 mod strangers;
 mod streams;
 mod terminals;
+mod timeline;
 mod together;
 mod top;
 mod versions;
