@@ -147,7 +147,7 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     }
     PROGRESS.fetch_add(1, Ordering::Relaxed);
     let mut work = Drain::begin();
-    if !wait_for(&mut work, &cancelled) {
+    if !wait_for(&mut work, &cancelled, |_| threads::PAUSE) {
         return false;
     }
     let took = begin.elapsed();
@@ -162,8 +162,13 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     true
 }
 
-fn wait_for(work: &mut Drain, given_up: &impl Fn() -> bool) -> bool {
-    let mut left = usize::MAX;
+/// Waits until work is complete; returns false if that was given up. `pause` is told the time waited so far.
+fn wait_for(
+    work: &mut Drain,
+    given_up: &impl Fn() -> bool,
+    mut pause: impl FnMut(Duration) -> Duration,
+) -> bool {
+    let (begin, mut left) = (Instant::now(), usize::MAX);
     loop {
         let now = work.poll();
         if now < left {
@@ -176,18 +181,34 @@ fn wait_for(work: &mut Drain, given_up: &impl Fn() -> bool) -> bool {
         if left == 0 {
             return true;
         }
+        rest(pause(begin.elapsed()));
+    }
+}
+
+/// Pauses between two looks at work. An order that comes meanwhile ends the pause; while orders wait, pauses are short.
+fn rest(pause: Duration) {
+    let queue = lock(&QUEUE);
+    if queue.orders.is_empty() {
+        drop(POSTED.wait_timeout(queue, pause));
+    } else {
+        drop(queue);
         threads::pause();
     }
 }
 
 /// Finds out whether all submitted work is complete, without closing the gate.
 fn probe(cancelled: impl Fn() -> bool) -> Done {
+    /// The session does not look at idleness more often.
+    const LOOK: Duration = Duration::from_millis(5);
     let submissions = gate::totals().0;
     if !gate::nobody_inside() {
         return Done::Busy;
     }
     let mut work = Drain::begin();
-    if wait_for(&mut work, &|| cancelled() || gate::totals().0 != submissions) {
+    // An event behind complete work is complete after a moment. Other work may take long.
+    let mut first = Some(threads::PAUSE);
+    let pause = |_| first.take().unwrap_or(LOOK);
+    if wait_for(&mut work, &|| cancelled() || gate::totals().0 != submissions, pause) {
         Done::Quiet { submissions }
     } else {
         Done::Busy

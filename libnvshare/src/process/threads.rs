@@ -31,8 +31,11 @@ pub(crate) fn be_punctual() {
 }
 
 /// A short pause between two polls.
+pub(crate) const PAUSE: Duration = Duration::from_micros(50);
+
+/// Pauses for a short time between two polls.
 pub(crate) fn pause() {
-    sleep(Duration::from_micros(50));
+    sleep(PAUSE);
 }
 
 /// Sleeps for less than a second. It is a raw system call, since the C library's functions are cancellation points.
