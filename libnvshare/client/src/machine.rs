@@ -3,14 +3,15 @@
 //!
 //! Times are durations since one moment that the caller has chosen, the same for all calls.
 
+mod idleness;
 mod io;
 
 use std::time::Duration;
 
-use nvshare_proto::pace::IDLE_AFTER;
 use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, InitialState, SchedulerMessage};
 
 use crate::launch_window::InFlight;
+use idleness::Idleness;
 
 pub use io::{Action, Input, MoverOrder, Ticket};
 
@@ -34,25 +35,12 @@ enum Phase {
     Free,
 }
 
-/// Whether submitted work is complete, as far as known, while the program submits none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Probe {
-    /// Not known.
-    None,
-    /// The mover looks at the work.
-    Looking,
-    /// All work is complete that was submitted until the count was `submissions`; known since this time.
-    Complete { submissions: u64, since: Duration },
-}
-
 /// Longest time that a parked program waits for a scheduler that is lost or does not answer. Then the program runs alone.
 pub const RETURN_PATIENCE: Duration = Duration::from_secs(5);
 /// A program that waits longer than this for a scheduler's answer tells the user.
 const SAY_AFTER: Duration = Duration::from_secs(1);
 /// Time without a message of the scheduler, while a program waits, after which a PING asks whether the scheduler lives.
 const PING_AFTER: Duration = Duration::from_secs(5);
-/// Time without a submission after which the mover looks whether all work is complete.
-const PROBE_AFTER: Duration = Duration::from_millis(5);
 /// Time between two ticks after which the process itself was away: stopped by a signal, or with its whole machine. The scheduler may
 /// have answered long ago.
 const AWAY: Duration = Duration::from_secs(2);
@@ -78,9 +66,7 @@ pub struct Machine {
     asleep: bool,
     /// Another client waits for the lock or memory of this one.
     waiters: bool,
-    /// The count of submissions at a tick, and the time since when it is the same.
-    last_submission: (u64, Duration),
-    probe: Probe,
+    idleness: Idleness,
     /// Restores since the grant.
     attempts: u32,
     /// The user has been told that there is no scheduler.
@@ -108,8 +94,7 @@ impl Machine {
             lock_requested: false,
             asleep: false,
             waiters: false,
-            last_submission: (0, now),
-            probe: Probe::None,
+            idleness: Idleness::new(now),
             attempts: 0,
             warned: false,
             was_answered: false,
@@ -125,12 +110,12 @@ impl Machine {
         if self.phase == Phase::Free { Gate::Open } else { Gate::Closed }
     }
 
-    /// How often the machine wants ticks; `None`: time does not matter. `lacking`: allocations wait for room.
+    /// Time until the machine wants a tick; `None`: time does not matter. `lacking`: allocations wait for room.
     #[must_use]
-    pub fn tick_every(&self, lacking: bool) -> Option<Duration> {
+    pub fn next_tick(&self, lacking: bool, now: Duration) -> Option<Duration> {
         match self.phase {
             Phase::Draining { .. } => Some(Duration::from_millis(5)),
-            Phase::Running { .. } if self.waiters => Some(Duration::from_millis(5)),
+            Phase::Running { .. } if self.waiters => self.idleness.next_look(now),
             _ if !self.connected => Some(Duration::from_millis(250)),
             Phase::Parked | Phase::Next | Phase::Idle { .. } if self.asleep || lacking => {
                 Some(Duration::from_secs(1))
@@ -216,13 +201,10 @@ impl Machine {
             }
             Input::Restored { lacking } => self.restored(lacking),
             Input::Drained(ticket) => self.drained(ticket),
-            Input::Quiet { submissions } => self.probe = Probe::Complete { submissions, since: now },
-            Input::Busy => {
-                self.probe = Probe::None;
-                self.last_submission.1 = now;
-            }
+            Input::Quiet { submissions } => self.idleness.complete(submissions, now),
+            Input::Busy => self.idleness.incomplete(now),
             Input::BusyAndAbsent => {
-                self.probe = Probe::None;
+                self.idleness.forget();
                 if let Phase::Running { epoch } = self.phase {
                     self.phase = Phase::Restoring { epoch };
                     self.act(Action::Post(MoverOrder::Restore));
@@ -286,7 +268,7 @@ impl Machine {
             }
             SchedulerMessage::Waiters { waiting } => {
                 self.waiters = waiting;
-                self.last_submission.1 = now;
+                self.idleness.count_from(now);
                 if self.is_running() {
                     self.act(Action::Bound(InFlight::while_others_wait(waiting)));
                     self.act(Action::Report);
@@ -319,7 +301,7 @@ impl Machine {
         self.silent_since = None;
         self.waiters = false;
         self.lock_requested = false;
-        self.last_submission.1 = now;
+        self.idleness.count_from(now);
         self.end_next();
         self.expect_nobody();
         match hold {
@@ -404,9 +386,9 @@ impl Machine {
     fn began(&mut self, now: Duration) {
         self.asleep = false;
         self.attempts = 0;
-        self.last_submission.1 = now;
+        self.idleness.count_from(now);
         // The result of an earlier look says nothing about the work that the gate opens for.
-        self.probe = Probe::None;
+        self.idleness.forget();
         match self.phase {
             Phase::Restoring { epoch } => {
                 self.phase = Phase::Running { epoch };
@@ -438,7 +420,7 @@ impl Machine {
             // The order is for another grant, or crossed an IDLE.
             _ => return,
         }
-        self.probe = Probe::None;
+        self.idleness.forget();
         self.phase = Phase::Draining { epoch, patience, progress: u64::MAX, since: now };
         self.last_drain += 1;
         self.act(Action::Cancel);
@@ -471,7 +453,7 @@ impl Machine {
         self.connected = false;
         self.lock_requested = false;
         self.waiters = false;
-        self.probe = Probe::None;
+        self.idleness.forget();
         self.silent_since = Some(now);
         self.end_next();
         match self.phase {
@@ -547,7 +529,10 @@ impl Machine {
                     self.act(Action::Begin { anyway: false });
                 }
             }
-            Phase::Running { .. } if self.waiters => self.look_for_idleness(submissions, lacking, now),
+            Phase::Running { .. } if self.waiters => {
+                let action = self.idleness.look(submissions, lacking, now);
+                self.actions.extend(action);
+            }
             Phase::Parked | Phase::Next | Phase::Idle { .. } => self.wait_for_the_scheduler(lacking, now),
             Phase::Freeing | Phase::Free => self.wait_no_longer(now),
             _ => {}
@@ -570,27 +555,6 @@ impl Machine {
         } else if (self.asleep || lacking) && now.saturating_sub(self.heard_at) >= PING_AFTER {
             self.silent_since = Some(now);
             self.act(Action::Send(ClientMessage::Ping));
-        }
-    }
-
-    fn look_for_idleness(&mut self, submissions: u64, lacking: bool, now: Duration) {
-        if self.last_submission.0 != submissions || lacking {
-            self.last_submission = (submissions, now);
-            if self.probe != Probe::Looking {
-                self.probe = Probe::None;
-            }
-            return;
-        }
-        match self.probe {
-            Probe::None if now.saturating_sub(self.last_submission.1) >= PROBE_AFTER => {
-                self.probe = Probe::Looking;
-                self.act(Action::Post(MoverOrder::Probe));
-            }
-            Probe::Complete { submissions, since } if now.saturating_sub(since) >= IDLE_AFTER => {
-                self.probe = Probe::None;
-                self.act(Action::TryIdle { submissions });
-            }
-            Probe::None | Probe::Looking | Probe::Complete { .. } => {}
         }
     }
 }

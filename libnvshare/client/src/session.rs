@@ -188,7 +188,7 @@ impl Session {
     }
 
     /// Looks at changes that no event reports: threads that sleep at the gate, needs, time. To be called after each
-    /// event, and as often as [`Self::tick_every`] says.
+    /// event, and when [`Self::next_look`] says.
     pub fn look<H: Host>(&mut self, host: &mut H, now: Duration) {
         // Also for threads that came while the gate was open for a moment, and did not wake in time.
         if host.is_anybody_asleep() {
@@ -196,16 +196,16 @@ impl Session {
         }
         self.tell_needs(host);
         let lacking = is_lacking(host);
-        if self.machine.tick_every(lacking).is_some() {
+        if self.machine.next_tick(lacking, now).is_some() {
             let (progress, submissions) = (host.progress(), host.submissions());
             self.feed(host, Input::Tick { progress, submissions, lacking }, now);
         }
     }
 
-    /// How often [`Self::look`] is to be called; `None`: only after events.
+    /// Time until [`Self::look`] is to be called, if no event comes before; `None`: only after events.
     #[must_use]
-    pub fn tick_every<H: Host>(&self, host: &H) -> Option<Duration> {
-        self.machine.tick_every(is_lacking(host))
+    pub fn next_look<H: Host>(&self, host: &H, now: Duration) -> Option<Duration> {
+        self.machine.next_tick(is_lacking(host), now)
     }
 
     fn feed<H: Host>(&mut self, host: &mut H, input: Input, now: Duration) {

@@ -185,7 +185,8 @@ impl Thread {
     fn timeout(&self) -> Option<Duration> {
         let reconnect =
             self.library.wire.is_none().then(|| self.next_attempt.saturating_duration_since(Instant::now()));
-        [self.session.tick_every(&self.library), reconnect].into_iter().flatten().min()
+        let look = self.session.next_look(&self.library, self.begin.elapsed());
+        [look, reconnect].into_iter().flatten().min()
     }
 
     fn connect_if_due(&mut self) {

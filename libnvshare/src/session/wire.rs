@@ -221,7 +221,8 @@ pub(super) fn wait(wire: Option<&Wire>, timeout: Option<Duration>) -> bool {
         libc::pollfd { fd: bell, events: libc::POLLIN, revents: 0 },
         libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 },
     ];
-    let millis = timeout.map_or(-1, |timeout| timeout.as_millis().clamp(1, 60_000) as i32);
+    // Rounded up: a wait that ends before its time would be followed by another.
+    let millis = timeout.map_or(-1, |timeout| timeout.as_micros().div_ceil(1000).clamp(1, 60_000) as i32);
     // SAFETY: two valid entries; a negative descriptor is passed over.
     unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, millis) };
     let [bell_state, socket_state] = watched;

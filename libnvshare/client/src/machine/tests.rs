@@ -195,6 +195,29 @@ fn idle_after_a_pause_behind_complete_work_and_not_between_steps() {
 }
 
 #[test]
+fn a_holder_is_looked_at_less_often_the_longer_it_is_busy() {
+    let mut client = Client::running_contended();
+    let next_look = |client: &Client| client.machine.next_tick(false, client.now);
+    assert_eq!(next_look(&client), Some(MS(5)));
+    assert_eq!(client.tick(160, 0, 10), []);
+    assert_eq!(next_look(&client), Some(MS(10)));
+    assert_eq!(client.tick(840, 0, 20), []);
+    assert_eq!(next_look(&client), Some(MS(20)));
+    assert_eq!(client.tick(20, 0, 20), [Action::Post(MoverOrder::Probe)]);
+    assert_eq!(next_look(&client), None, "the mover answers");
+    assert_eq!(client.feed(Input::Busy), []);
+    assert_eq!(next_look(&client), Some(MS(20)));
+    assert_eq!(client.tick(20, 0, 20), [Action::Post(MoverOrder::Probe)]);
+    // It is looked at when it is idle, and soon if it is busy again.
+    assert_eq!(client.feed(Input::Quiet { submissions: 20 }), []);
+    assert_eq!(next_look(&client), Some(MS(5)));
+    assert_eq!(client.tick(22, 0, 20), []);
+    assert_eq!(next_look(&client), Some(MS(3)));
+    assert_eq!(client.tick(3, 0, 21), []);
+    assert_eq!(next_look(&client), Some(MS(5)));
+}
+
+#[test]
 fn an_earlier_look_at_the_work_does_not_make_a_new_grant_idle() {
     let mut client = Client::running_contended();
     assert_eq!(client.tick(1, 0, 10), []);

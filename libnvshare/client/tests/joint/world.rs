@@ -447,7 +447,7 @@ impl World {
     /// Plans the next time that the session looks though nothing happens.
     fn plan_tick(&mut self, i: usize) {
         let process = &mut self.processes[i];
-        let every = process.session.tick_every(&process.library).filter(|_| !process.is_over());
+        let every = process.session.next_look(&process.library, self.now).filter(|_| !process.is_over());
         let Some(every) = every else {
             process.tick = (process.tick.0 + 1, None);
             return;

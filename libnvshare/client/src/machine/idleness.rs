@@ -1,0 +1,97 @@
+//! Whether a program that holds the lock while others wait has become idle: it submits nothing, and all its work is complete.
+
+use std::time::Duration;
+
+use nvshare_proto::pace::IDLE_AFTER;
+
+use super::{Action, MoverOrder};
+
+/// Time without a submission after which the mover looks whether all work is complete.
+const PROBE_AFTER: Duration = Duration::from_millis(5);
+/// How far apart looks at the count of submissions are.
+const LOOK: Duration = Duration::from_millis(5);
+/// The same for a program that has been busy for long. It is a part of that time until then, so that the GPU is not idle for long
+/// where it was not busy for long before.
+const LOOK_AT_BUSY: Duration = Duration::from_millis(20);
+const PART: u32 = 16;
+
+/// Whether submitted work is complete, as far as known, while the program submits none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Probe {
+    /// Not known.
+    None,
+    /// The mover looks at the work.
+    Looking,
+    /// All work is complete that was submitted until the count was `submissions`; known since this time.
+    Complete { submissions: u64, since: Duration },
+}
+
+/// What is known of a holder's work.
+#[derive(Debug)]
+pub(super) struct Idleness {
+    /// The count of submissions at a look, and the time since when it is the same.
+    last_submission: (u64, Duration),
+    /// The time since when all work has not been known to be complete.
+    busy_since: Duration,
+    probe: Probe,
+}
+
+impl Idleness {
+    pub(super) fn new(now: Duration) -> Self {
+        Self { last_submission: (0, now), busy_since: now, probe: Probe::None }
+    }
+
+    /// The time counts from now on: others begin to wait, or the gate opens.
+    pub(super) fn count_from(&mut self, now: Duration) {
+        self.last_submission.1 = now;
+        self.busy_since = now;
+    }
+
+    /// Forgets whether work is complete.
+    pub(super) fn forget(&mut self) {
+        self.probe = Probe::None;
+    }
+
+    /// Some work is not complete.
+    pub(super) fn incomplete(&mut self, now: Duration) {
+        self.probe = Probe::None;
+        self.last_submission.1 = now;
+    }
+
+    /// All work is complete that was submitted until the count had this value.
+    pub(super) fn complete(&mut self, submissions: u64, now: Duration) {
+        self.probe = Probe::Complete { submissions, since: now };
+        self.busy_since = now;
+    }
+
+    /// Time until the next look is due; `None`: the mover's answer comes first.
+    pub(super) fn next_look(&self, now: Duration) -> Option<Duration> {
+        match self.probe {
+            Probe::Looking => None,
+            Probe::Complete { since, .. } => Some((since + IDLE_AFTER).saturating_sub(now).min(LOOK)),
+            Probe::None => Some((now.saturating_sub(self.busy_since) / PART).clamp(LOOK, LOOK_AT_BUSY)),
+        }
+    }
+
+    /// Looks at the count of submissions, and whether allocations lack room: the program has work, though it submits none.
+    pub(super) fn look(&mut self, submissions: u64, lacking: bool, now: Duration) -> Option<Action> {
+        if self.last_submission.0 != submissions || lacking {
+            self.last_submission = (submissions, now);
+            if self.probe != Probe::Looking {
+                self.probe = Probe::None;
+            }
+            return None;
+        }
+        match self.probe {
+            Probe::None if now.saturating_sub(self.last_submission.1) >= PROBE_AFTER => {
+                self.probe = Probe::Looking;
+                Some(Action::Post(MoverOrder::Probe))
+            }
+            Probe::Complete { submissions, since } if now.saturating_sub(since) >= IDLE_AFTER => {
+                self.probe = Probe::None;
+                Some(Action::TryIdle { submissions })
+            }
+            Probe::None | Probe::Looking | Probe::Complete { .. } => None,
+        }
+    }
+}
