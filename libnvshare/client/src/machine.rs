@@ -117,8 +117,10 @@ impl Machine {
             Phase::Draining { .. } => Some(Duration::from_millis(5)),
             Phase::Running { .. } if self.waiters => self.idleness.next_look(now),
             _ if !self.connected => Some(Duration::from_millis(250)),
-            Phase::Parked | Phase::Next | Phase::Idle { .. } if self.asleep || lacking => {
-                Some(Duration::from_secs(1))
+            Phase::Parked | Phase::Next | Phase::Idle { .. } if lacking => Some(Duration::from_secs(1)),
+            Phase::Parked | Phase::Next | Phase::Idle { .. } if self.asleep => {
+                let ping = (self.heard_at + PING_AFTER).saturating_sub(now);
+                Some(if self.silent_since.is_some() { Duration::from_secs(1) } else { ping })
             }
             _ => None,
         }

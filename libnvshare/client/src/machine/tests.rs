@@ -321,6 +321,21 @@ fn a_scheduler_that_hangs_is_as_good_as_lost() {
 }
 
 #[test]
+fn a_waiter_wakes_when_it_is_to_ask_whether_the_scheduler_lives() {
+    let mut client = Client::registered(InitialState::Parked);
+    let next_tick = |client: &Client, lacking| client.machine.next_tick(lacking, client.now);
+    assert_eq!(next_tick(&client, false), None);
+    client.feed(Input::ThreadsWaiting);
+    assert_eq!(next_tick(&client, false), Some(MS(5000)));
+    assert_eq!(client.tick(2000, 0, 0), []);
+    assert_eq!((next_tick(&client, false), next_tick(&client, true)), (Some(MS(3000)), Some(MS(1000))));
+    assert_eq!(client.tick(3000, 0, 0), [Action::Send(ClientMessage::Ping)]);
+    assert_eq!(next_tick(&client, false), Some(MS(1000)));
+    client.hear(SchedulerMessage::Pong);
+    assert_eq!(next_tick(&client, false), Some(MS(5000)));
+}
+
+#[test]
 fn a_process_that_was_stopped_takes_no_scheduler_for_silent() {
     let mut client = Client::registered(InitialState::Parked);
     client.feed(Input::ThreadsWaiting);
