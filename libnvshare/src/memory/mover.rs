@@ -19,7 +19,8 @@ use crate::memory::backing::Lacking;
 use crate::memory::devices::{self, Device};
 use crate::memory::{deferred_free, driver_reserve, free};
 use crate::process::lock::lock;
-use crate::process::{counters, lifecycle, log, phases, threads};
+use crate::process::threads::{self, Pace};
+use crate::process::{counters, lifecycle, log, phases};
 use crate::work::drain::Drain;
 use crate::work::gate;
 use crate::work::submitted::Submitted;
@@ -138,16 +139,18 @@ fn next() -> (MoverOrder, u64) {
 
 /// Waits until no thread is inside the gate and all submitted work is complete. Returns false if it was given up.
 fn drain(cancelled: impl Fn() -> bool) -> bool {
+    /// The next program waits for the end of a drain.
+    const PACE: Pace = Pace { part: 16, most: Duration::from_millis(1) };
     let begin = Instant::now();
     while !gate::nobody_inside() {
         if cancelled() {
             return false;
         }
-        threads::pause();
+        rest(PACE.pause(begin.elapsed()));
     }
     PROGRESS.fetch_add(1, Ordering::Relaxed);
     let mut work = Drain::begin();
-    if !wait_for(&mut work, &cancelled, |_| threads::PAUSE) {
+    if !wait_for(&mut work, &cancelled, |waited| PACE.pause(waited)) {
         return false;
     }
     let took = begin.elapsed();

@@ -38,9 +38,40 @@ pub(crate) fn pause() {
     sleep(PAUSE);
 }
 
+/// How far apart polls are of something that may take long: a part of the time waited so far, so that its end is seen late by
+/// that part at most. To wake a thread takes the processor longer than to poll.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    /// The time waited so far is divided by this.
+    pub(crate) part: u32,
+    /// The longest pause.
+    pub(crate) most: Duration,
+}
+
+impl Pace {
+    /// The pause after this much waiting.
+    pub(crate) fn pause(self, waited: Duration) -> Duration {
+        (waited / self.part).clamp(PAUSE, self.most)
+    }
+}
+
 /// Sleeps for less than a second. It is a raw system call, since the C library's functions are cancellation points.
 pub(crate) fn sleep(time: Duration) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
     // SAFETY: a valid time. The rest of an interrupted sleep is not asked for.
     unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0usize) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polls_come_late_by_a_part_of_the_wait() {
+        let pace = Pace { part: 16, most: Duration::from_millis(1) };
+        for (waited, micros) in [(0, 50), (800, 50), (8_000, 500), (16_000, 1_000), (9_000_000, 1_000)] {
+            let pause = pace.pause(Duration::from_micros(waited));
+            assert_eq!(pause, Duration::from_micros(micros), "after {waited} us");
+        }
+    }
 }
