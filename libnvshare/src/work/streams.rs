@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 
@@ -19,8 +19,9 @@ use super::life::Life;
 use super::stream_key::{Kind, StreamKey};
 use crate::driver::types::{CU_STREAM_PER_THREAD, CUresult, CUstream};
 use crate::driver::{self, Relaxed};
+use crate::process::lifecycle;
 use crate::process::lock::lock;
-use crate::process::{lifecycle, threads};
+use crate::process::threads::{self, Pace};
 
 /// The facts about a stream.
 #[derive(Debug)]
@@ -78,6 +79,8 @@ impl Stream {
     /// Waits until the launch window is open, or launches are not bounded any more (`are_bounded`). Called by a thread that is
     /// about to launch on the stream.
     pub(crate) fn wait_for_launch_window(&self, are_bounded: fn() -> bool) {
+        /// Behind the oldest mark, the others are in flight.
+        const PACE: Pace = Pace { part: 8, most: Duration::from_micros(500) };
         let _relaxed = Relaxed::begin();
         let begin = Instant::now();
         while are_bounded() && !lifecycle::is_exiting() && !captures::is_capturing(self.key) {
@@ -88,7 +91,7 @@ impl Stream {
                 self.launch_window.gave_up();
                 return;
             }
-            threads::pause();
+            threads::sleep(PACE.pause(begin.elapsed()));
         }
     }
 
