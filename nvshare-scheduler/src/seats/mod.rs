@@ -364,6 +364,9 @@ impl Seats {
         loop {
             sleep(LOOK_AFTER_EVERY).await;
             let names: Vec<SeatName> = lock(&self.0.places).keys().copied().collect();
+            if names.is_empty() {
+                continue;
+            }
             let seats = self.clone();
             // The system may take its time.
             let look = spawn_blocking(move || {
