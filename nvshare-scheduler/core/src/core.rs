@@ -195,6 +195,12 @@ impl Core {
     pub fn suspects(&self) -> Vec<ClientId> {
         self.state().suspects()
     }
+
+    /// Whether a client's process is known to be stopped.
+    #[must_use]
+    pub fn is_stopped(&self, client: ClientId) -> bool {
+        self.state().client(client).is_some_and(|client| client.stopped)
+    }
 }
 
 /// For tests: the daemon needs none of it.

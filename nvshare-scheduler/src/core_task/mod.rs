@@ -188,8 +188,10 @@ impl CoreTask {
             }
             Command::Stopped(looked_at) => {
                 for (client, stopped) in looked_at {
-                    self.core.handle(Event::Stopped { client, stopped }, now);
-                    self.deliver();
+                    if self.core.is_stopped(client) != stopped {
+                        self.core.handle(Event::Stopped { client, stopped }, now);
+                        self.deliver();
+                    }
                 }
             }
             Command::Looked { gpu, seen } => {

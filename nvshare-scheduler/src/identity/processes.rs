@@ -1,6 +1,7 @@
 //! The kernel's facts about a client's process, shown to administrators and to the client's own user.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::sync::Arc;
 
 use nvshare_proto::ProcessInfo;
@@ -71,8 +72,10 @@ impl Looks {
 /// Those of the processes that are stopped by a signal, as by Ctrl-Z; each has a number. To read this waits for no process.
 pub(crate) fn stopped<T>(of: impl IntoIterator<Item = (T, u32)>) -> impl Iterator<Item = (T, bool)> {
     of.into_iter().filter_map(|(which, pid)| {
-        let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-        Some((which, is_stopped(&stat)))
+        // For the `stat` of the process the kernel goes through all its threads. The state is in the first bytes, behind a name of 16.
+        let mut stat = [0; 128];
+        let length = File::open(format!("/proc/{pid}/task/{pid}/stat")).ok()?.read(&mut stat).ok()?;
+        Some((which, is_stopped(&stat[..length])))
     })
 }
 
