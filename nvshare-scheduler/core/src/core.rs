@@ -177,6 +177,12 @@ impl Core {
         self.books.client_status_at(now)
     }
 
+    /// Returns the clients of these rows.
+    #[must_use]
+    pub fn listed(&self) -> BTreeSet<ClientId> {
+        self.books.listed()
+    }
+
     /// Returns the GPUs that clients use.
     #[must_use]
     pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {

@@ -294,8 +294,7 @@ impl CoreTask {
 
     /// Forgets what is known about clients that are not shown any more.
     fn forget_the_gone(&mut self) {
-        let rows = self.core.client_status_at(self.started.elapsed());
-        let shown: BTreeSet<ClientId> = rows.iter().map(|row| row.client).collect();
+        let shown = self.core.listed();
         self.processes.retain(|id, _| shown.contains(id));
         self.seated.retain(|id, _| shown.contains(id));
         self.memory_modes.retain(|id, _| shown.contains(id));

@@ -8,10 +8,10 @@ use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, SchedulerStat
 use crate::Time;
 use crate::report::Report;
 use crate::state::State;
-use crate::state::client::{Client, Phase};
-use crate::state::gpu::Gpu;
+use crate::state::client::{Client, ClientId, Phase};
 #[cfg(feature = "test-api")]
-use crate::state::{client::ClientId, cost::HandOverCosts};
+use crate::state::cost::HandOverCosts;
+use crate::state::gpu::Gpu;
 
 /// Clients that are gone and still listed.
 const GONE_KEPT: usize = 32;
@@ -127,6 +127,11 @@ impl Report {
         }
         let clients = state.clients().map(|client| state.describe(client, now));
         rows.into_values().chain(clients).collect()
+    }
+
+    /// Returns the clients of these rows.
+    pub(crate) fn listed(&self, state: &State) -> BTreeSet<ClientId> {
+        self.gone.iter().map(|row| row.client).chain(state.clients().map(|client| client.id)).collect()
     }
 
     /// Lists a client that is gone for a while.

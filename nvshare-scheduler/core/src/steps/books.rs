@@ -5,6 +5,7 @@
 //! differences are reported, and all that depends on it is looked at again. A step that changes a GPU, a job
 //! or a gang must itself queue all that depends on it. No step can change a GPU's ledger.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nvshare_proto::{ClientStatus, Epoch, EventKind, GpuUuid, SchedulerMessage};
@@ -305,5 +306,10 @@ impl Books {
     /// Returns a row for each client: see [`Report::client_status_at`].
     pub(crate) fn client_status_at(&self, now: Time) -> Vec<ClientStatus> {
         self.report.client_status_at(&self.state, now)
+    }
+
+    /// Returns the clients of these rows.
+    pub(crate) fn listed(&self) -> BTreeSet<ClientId> {
+        self.report.listed(&self.state)
     }
 }
