@@ -38,8 +38,8 @@ pub(crate) fn pause() {
     sleep(PAUSE);
 }
 
-/// How far apart polls are of something that may take long: a part of the time waited so far, so that its end is seen late by
-/// that part at most. To wake a thread takes the processor longer than to poll.
+/// How far apart polls are of something that may take long: a part of the time waited so far. Its end is seen late by that part
+/// at most. To wake a thread takes the processor longer than to poll.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     /// The time waited so far is divided by this.

@@ -2,7 +2,7 @@
 //!
 //! One case has clients that hold memory and do nothing, the other clients that take turns on one GPU: half of them launch ahead of
 //! their work, and the others wait for each kernel. Memory stays where it is, since moving it costs by the byte (`moves`). The
-//! programs and the simulated driver are told apart by their threads' names, and do not count. What the library does in
+//! programs and the simulated driver are told apart by their threads' names, and do not count. The work of the library in
 //! the programs' own threads is estimated from the number of launches.
 //!
 //! `cargo bench -p nvshare-bench --bench host_share`
@@ -18,7 +18,7 @@ use nvshare_harness::{Program, Running, Scheduler, World, guest};
 /// The library's time in a launch while another client waits (`docs/benchmarks.md`, "Calls of the library").
 const LAUNCH: Duration = Duration::from_nanos(5);
 
-/// What a thread, or several, took from the host.
+/// The time and wake-ups that a thread, or several, took from the host.
 #[derive(Debug, Clone, Copy, Default)]
 struct Taken {
     time: Duration,
@@ -36,7 +36,7 @@ impl Taken {
 /// A thread of the kernel's number, by its name. A thread that ends meanwhile is not seen.
 type Threads = BTreeMap<u32, (String, Taken)>;
 
-/// What each thread of a process has taken since it began; none where it has just ended.
+/// The times that each thread of a process has taken since it began; none where it has just ended.
 fn threads(pid: u32) -> Threads {
     let of = |task: &Path| {
         let read = |name| fs::read_to_string(task.join(name)).ok();
@@ -62,7 +62,7 @@ fn part_of(name: &str, is_scheduler: bool) -> &str {
 /// The part that does not count.
 const PROGRAMS: &str = "(programs, driver)";
 
-/// What each part takes meanwhile.
+/// The time that each part takes meanwhile.
 fn measure(scheduler: &Scheduler, programs: &[Running], time: Duration) -> BTreeMap<String, Taken> {
     let pids = || programs.iter().map(Running::pid).chain([scheduler.pid()]);
     let before: Vec<Threads> = pids().map(threads).collect();

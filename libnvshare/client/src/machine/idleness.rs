@@ -10,9 +10,9 @@ use super::{Action, MoverOrder};
 const PROBE_AFTER: Duration = Duration::from_millis(5);
 /// How far apart looks at the count of submissions are.
 const LOOK: Duration = Duration::from_millis(5);
-/// The same for a program that has been busy for long. It is a part of that time until then, so that the GPU is not idle for long
-/// where it was not busy for long before.
-const LOOK_AT_BUSY: Duration = Duration::from_millis(20);
+/// The same for a program that has been busy for long. Until then it is a part of the busy time: a short burst does not leave the GPU
+/// idle for long.
+const LOOK_AT_BUSY: Duration = Duration::from_millis(10);
 const PART: u32 = 16;
 
 /// Whether submitted work is complete, as far as known, while the program submits none.
@@ -26,7 +26,7 @@ enum Probe {
     Complete { submissions: u64, since: Duration },
 }
 
-/// What is known of a holder's work.
+/// A holder's work, as far as it is known.
 #[derive(Debug)]
 pub(super) struct Idleness {
     /// The count of submissions at a look, and the time since when it is the same.

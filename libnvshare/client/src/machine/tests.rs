@@ -199,15 +199,15 @@ fn a_holder_is_looked_at_less_often_the_longer_it_is_busy() {
     let mut client = Client::running_contended();
     let next_look = |client: &Client| client.machine.next_tick(false, client.now);
     assert_eq!(next_look(&client), Some(MS(5)));
-    assert_eq!(client.tick(160, 0, 10), []);
+    assert_eq!(client.tick(112, 0, 10), []);
+    assert_eq!(next_look(&client), Some(MS(7)));
+    assert_eq!(client.tick(888, 0, 20), []);
     assert_eq!(next_look(&client), Some(MS(10)));
-    assert_eq!(client.tick(840, 0, 20), []);
-    assert_eq!(next_look(&client), Some(MS(20)));
-    assert_eq!(client.tick(20, 0, 20), [Action::Post(MoverOrder::Probe)]);
+    assert_eq!(client.tick(10, 0, 20), [Action::Post(MoverOrder::Probe)]);
     assert_eq!(next_look(&client), None, "the mover answers");
     assert_eq!(client.feed(Input::Busy), []);
-    assert_eq!(next_look(&client), Some(MS(20)));
-    assert_eq!(client.tick(20, 0, 20), [Action::Post(MoverOrder::Probe)]);
+    assert_eq!(next_look(&client), Some(MS(10)));
+    assert_eq!(client.tick(10, 0, 20), [Action::Post(MoverOrder::Probe)]);
     // It is looked at when it is idle, and soon if it is busy again.
     assert_eq!(client.feed(Input::Quiet { submissions: 20 }), []);
     assert_eq!(next_look(&client), Some(MS(5)));
