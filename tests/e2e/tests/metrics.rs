@@ -116,12 +116,13 @@ fn connections_that_say_or_read_nothing_close_no_probe() {
     for path in ["/healthz", "/readyz"] {
         assert_eq!(ask(connect(), path), ("HTTP/1.1 200 OK".to_owned(), "ok\n".to_owned()));
     }
-    // The oldest made place.
-    let ended = silent.iter().filter(|stream| {
+    let has_ended = |mut stream: &UnixStream| {
         stream.set_nonblocking(true).expect("a stream");
-        matches!((&**stream).read(&mut [0]), Ok(0))
-    });
-    assert!(ended.count() >= 36);
+        matches!(stream.read(&mut [0]), Ok(0))
+    };
+    let ended = || silent.iter().map(has_ended).collect::<Vec<_>>();
+    wait_until("36 made place", || ended().iter().filter(|has_ended| **has_ended).count() >= 36);
+    assert!(ended()[..36].iter().all(|has_ended| *has_ended), "the oldest: {:?}", ended());
     drop(readers);
     wait_until("metrics are read again", || {
         let mut stream = connect();
