@@ -248,20 +248,21 @@ impl Device {
     /// Says why an allocation is refused that does not [fit alone](Self::has_it_alone).
     pub(crate) fn say_full(&self, bytes: u64) {
         let free = driver::free_memory().unwrap_or_default();
-        // As below, whole MiB.
+        // Whole MiB: a text with fractions would be allocated.
         let [bytes, free] = [bytes.div_ceil(MIB), free / MIB];
         say_of_refusal(format_args!(
             "an allocation of {bytes} MiB is refused: no scheduler makes room, and {free} MiB of the GPU are free"
         ));
     }
 
+    /// Says which limit refuses an allocation.
     fn say_refused(&self, bytes: u64, refusal: Refusal) {
         let (used, most, full) = match refusal {
             Refusal::Own { used, most } if most < self.total => (used, most, "the process's limit"),
             Refusal::Own { used, most } => (used, most, "the GPU"),
             Refusal::Tenants { used, limit } => (used, limit, "the limit of the program's processes"),
         };
-        // Bytes are whole MiB here: a text with fractions would be allocated.
+        // As above.
         let [bytes, used, most] = [bytes, used, most].map(|bytes| bytes.div_ceil(MIB));
         say_of_refusal(format_args!(
             "an allocation of {bytes} MiB is refused: {full} has {most} MiB, and {used} MiB are in use"

@@ -177,7 +177,7 @@ impl Core {
         self.books.client_status_at(now)
     }
 
-    /// Returns the clients of these rows.
+    /// Returns the clients that have a row in [`Self::client_status_at`].
     #[must_use]
     pub fn listed(&self) -> BTreeSet<ClientId> {
         self.books.listed()

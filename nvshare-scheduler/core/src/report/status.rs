@@ -129,7 +129,7 @@ impl Report {
         rows.into_values().chain(clients).collect()
     }
 
-    /// Returns the clients of these rows.
+    /// Returns the clients that have a row in [`Self::client_status_at`].
     pub(crate) fn listed(&self, state: &State) -> BTreeSet<ClientId> {
         self.gone.iter().map(|row| row.client).chain(state.clients().map(|client| client.id)).collect()
     }

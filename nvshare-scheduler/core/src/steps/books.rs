@@ -308,7 +308,7 @@ impl Books {
         self.report.client_status_at(&self.state, now)
     }
 
-    /// Returns the clients of these rows.
+    /// Returns the clients that have a row in [`Self::client_status_at`].
     pub(crate) fn listed(&self) -> BTreeSet<ClientId> {
         self.report.listed(&self.state)
     }
