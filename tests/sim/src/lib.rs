@@ -25,6 +25,7 @@ mod memory;
 mod objects;
 mod pool;
 mod process;
+mod ranges;
 mod sharing;
 mod stream;
 mod tables;

@@ -79,6 +79,11 @@ fn pieces(allocation: &Allocation, begin: u64, bytes: u64, before: u64) -> impl 
 }
 
 impl Piece {
+    /// A part of a block as a range of its own.
+    pub(crate) fn of(gpu: usize, block: u32, in_block: u64, bytes: u64) -> Self {
+        Self { gpu, block, in_block, in_range: 0, bytes }
+    }
+
     /// The same part as a range of its own.
     pub(crate) fn alone(self) -> Self {
         Self { in_range: 0, ..self }
@@ -86,6 +91,13 @@ impl Piece {
 }
 
 impl Found {
+    /// The card, the block, and where in the block a byte of a range of this length is.
+    pub(crate) fn place(&self, offset: u64, bytes: u64) -> Option<(usize, u32, u64)> {
+        let is_in = |piece: &Piece| (piece.in_range..piece.in_range + piece.bytes).contains(&offset);
+        let piece = self.pieces(bytes).find(is_in)?;
+        Some((piece.gpu, piece.block, piece.in_block + offset - piece.in_range))
+    }
+
     fn pieces(&self, bytes: u64) -> impl Iterator<Item = Piece> {
         let first = bytes.min(self.allocation.bytes() - self.offset);
         let rest = self.more.iter().flat_map(move |(allocation, begin)| {

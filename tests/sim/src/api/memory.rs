@@ -1,6 +1,6 @@
 //! Allocations: of the cards, of the host, physical memory, arrays; and attributes of addresses.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -81,6 +81,9 @@ api! {
     }
     fn cuIpcOpenMemHandle_v2(place: *mut u64, handle: Handle, flags: c_uint) { unsafe { give_new(place, || process::get()?.open_ipc(&handle.0, flags)) } }
     fn cuIpcCloseMemHandle(address: u64) { status(process::get().and_then(|p| p.close_ipc(address))) }
+    fn cuMemGetHandleForAddressRange(handle: *mut c_int, address: u64, bytes: usize, kind: c_int, flags: c_ulonglong) {
+        unsafe { give(handle, process::get().and_then(|p| p.export_range(address, bytes as u64, kind, flags))) }
+    }
     fn cuPointerGetAttribute(place: *mut c_void, attribute: c_int, address: u64) { unsafe { attribute_of(place, attribute, address) } }
     fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: u64) {
         if value.is_null() || attribute != SYNC_MEMOPS { return INVALID_VALUE }
@@ -99,6 +102,14 @@ api! {
             if failure != SUCCESS { return failure }
         }
         SUCCESS
+    }
+
+    // Another device reads memory of a card by the descriptor of a range, where nothing of the process notices.
+    fn nvsimDeviceRead(to: *mut u8, descriptor: c_int, offset: u64, bytes: usize) {
+        if to.is_null() { return INVALID_VALUE }
+        // SAFETY: the caller's memory of this length.
+        let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
+        status(process::get().and_then(|p| p.read_range(descriptor, offset, to)))
     }
 
     // The host's own touches of managed memory, whose addresses are no memory of this process. The touched memory comes to
