@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""CUDA IPC on a real card: each answer natively, and under nvshare with NVSHARE_MEMORY=swap; then in turns with a job that does not fit beside.
+"""CUDA IPC and dma-bufs on a real card: each answer natively, and under nvshare with NVSHARE_MEMORY=swap; then in turns with a job that does not fit beside.
 
-ipc.py [driver] [torch] [turns]; all by default, in about 35 s. Needs a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl.
+ipc.py [driver] [torch] [ranges] [turns]; all by default, in about 60 s. Needs a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl.
 """
 from harness import *
 
@@ -43,6 +43,17 @@ def torch():
     pair("torch", "torch")
 
 
+def ranges():
+    """Natively, alone, and in turns of 0.1 s: what a dma-buf names stays, and 6 GiB of the program move."""
+    native = pair("ranges", "ranges")
+    with Scheduler("--gpu-memory", "16GiB", "--tq", "0.1", log="info") as s:
+        beside = Job("job.py", "beside", "--gib", 12, "--steps", 100000, scheduler=s, env=UNDER)
+        job = Job("ipc_job.py", "ranges", "ranges", 6, scheduler=s, env=UNDER)
+        job.finish(60, every=0.2, others=[beside])
+        beside.kill()
+    held("ranges in turns", native.result, job.result, job)
+
+
 def turns():
     """Exporter and importer have 6 GiB that move, beside a job of 12 GiB on 16 GiB; what they share stays."""
     with Scheduler("--gpu-memory", "16GiB", "--tq", "0.1", log="info") as s:
@@ -56,4 +67,4 @@ def turns():
 
 
 if __name__ == "__main__":
-    run_scenarios([driver, torch, turns], FAILED)
+    run_scenarios([driver, torch, ranges, turns], FAILED)

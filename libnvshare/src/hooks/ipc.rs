@@ -13,6 +13,9 @@ use crate::memory::{deferred_free, imports, physical, plain};
 use crate::process::{lifecycle, log};
 use crate::work::callbacks;
 
+/// The smallest page of the host that the driver supports; ranges for other devices consist of pages.
+const HOST_PAGE: u64 = 4096;
+
 /// Memory that the library maps gets a handle of the library's own. The driver knows no handle of such memory.
 ///
 /// # Safety
@@ -33,10 +36,7 @@ pub(crate) unsafe fn get_mem_handle(
     // SAFETY: the caller's arguments.
     let result = unsafe { real(handle, pointer) };
     if result != CUresult::SUCCESS && pointers::is_ours(pointer) {
-        warn_once(
-            "with another process (CUDA IPC)",
-            " With NVSHARE_MEMORY=swap, memory can move until it is shared.",
-        );
+        warn_once("with another process (CUDA IPC)");
     }
     result
 }
@@ -97,7 +97,7 @@ pub(crate) unsafe fn close_mem_handle(
     unsafe { real(pointer) }
 }
 
-/// A handle of an address range, as NICs use it, would keep the memory on the card that it was made for.
+/// A descriptor of an address range (dma-buf), as network cards use it: the memory stays where it is then.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -109,33 +109,47 @@ pub(crate) unsafe fn get_handle_for_range(
     kind: c_int,
     flags: c_ulonglong,
 ) -> CUresult {
-    if allocations::mapped_at(base).is_some() {
-        warn_once("with another device (dma-buf)", "");
-        return CUresult::NOT_SUPPORTED;
-    }
     let call = || {
         // SAFETY: the caller's arguments.
         unsafe { real(handle, base, size, kind, flags) }
     };
-    if callbacks::are_running() || !physical::is_in(base, size as u64) {
-        return call();
+    let bytes = size as u64;
+    let allocated = allocations::mapped_at(base);
+    if callbacks::are_running() || allocated.is_none() && !physical::is_in(base, bytes) {
+        let result = call();
+        if result != CUresult::SUCCESS && pointers::is_ours(base) {
+            warn_once("with another device (dma-buf)");
+        }
+        return result;
+    }
+    // Chunks and slabs may go on behind the allocation. The driver counts in pages of the host.
+    let is_beyond = |allocation: &Arc<Allocation>| {
+        let end = allocation.asked().map(|asked| (allocation.base + asked).next_multiple_of(HOST_PAGE));
+        end.is_some_and(|end| base.saturating_add(bytes) > end)
+    };
+    if allocated.as_ref().is_some_and(is_beyond) {
+        return CUresult::INVALID_VALUE;
     }
     pass_gate_for_addresses(|| {
         let result = call();
         if result == CUresult::SUCCESS {
-            physical::pin_range(base, size as u64, "other devices can reach them");
+            let why = "other devices can reach them";
+            match &allocated {
+                Some(allocation) => physical::pin_allocated(allocation, why),
+                None => physical::pin_range(base, bytes, why),
+            }
         }
         result
     })
 }
 
 /// The program shares memory that moves: memory that it allocates from now on can be shared, and does not move.
-fn warn_once(with: &str, or: &str) {
+fn warn_once(with: &str) {
     if plain::note_refusal() {
         log::warn(format_args!(
             "the program shares memory {with}, but memory that moves cannot be shared; memory that it allocates from \
              now on can be shared and is not moved. NVSHARE_PLAIN=all, or the sizes in question, makes such memory \
-             plain from the start.{or}"
+             plain from the start. With NVSHARE_MEMORY=swap, memory can move until it is shared."
         ));
     }
 }

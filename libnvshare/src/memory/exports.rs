@@ -52,7 +52,7 @@ impl Handle {
 
 /// Memory that others may get, and where in it an allocation is.
 #[derive(Debug)]
-pub(crate) struct TenantSettings {
+pub(crate) struct Extent {
     /// Bytes from the begin of the memory.
     pub(crate) offset: u64,
     /// Bytes of the allocation.
@@ -61,7 +61,7 @@ pub(crate) struct TenantSettings {
     pub(crate) parts: Vec<u64>,
 }
 
-impl TenantSettings {
+impl Extent {
     fn bytes(&self) -> Vec<u8> {
         let words = [self.offset, self.asked].into_iter().chain(self.parts.iter().copied());
         words.flat_map(u64::to_ne_bytes).collect()
@@ -205,7 +205,7 @@ fn answer(question: &[u8; QUESTION], asker: c_int) {
         let known = exports.get(&handle.allocation).filter(|entry| agree(&entry.secret, &handle.secret));
         let Some(Entry { export, offset, asked, .. }) = known else { return };
         let parts = export.parts.iter().map(|(bytes, _)| *bytes).collect();
-        (Arc::clone(export), TenantSettings { offset: *offset, asked: *asked, parts })
+        (Arc::clone(export), Extent { offset: *offset, asked: *asked, parts })
     };
     static FAILS: ThrottledLine = ThrottledLine::new(log::warn);
     let Some(numbers) = export.numbers() else {
@@ -250,7 +250,7 @@ mod tests {
     fn only_what_makes_sense_is_taken_in() {
         let read = |words: &[u64]| {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            TenantSettings::read(&bytes).map(|given| given.parts.len())
+            Extent::read(&bytes).map(|given| given.parts.len())
         };
         assert_eq!(read(&[512, 512, 1024]), Some(1));
         assert_eq!(read(&[0, 3072, 1024, 2048]), Some(2));
@@ -266,7 +266,7 @@ mod tests {
         ] {
             assert_eq!(read(wrong), None, "{wrong:?}");
         }
-        assert!(TenantSettings::read(&[0; 25]).is_none());
+        assert!(Extent::read(&[0; 25]).is_none());
     }
 
     #[test]

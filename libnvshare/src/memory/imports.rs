@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_proto::ThrottledLine;
 
-use super::exports::{Handle, TenantSettings};
+use super::exports::{Extent, Handle};
 use crate::driver::types::{CUdevice, CUdeviceptr, CUipcMemHandle, CUmemAccessDesc, CUresult};
 use crate::driver::{self, Relaxed};
 use crate::process::lock::{Counted, lock};
@@ -56,7 +56,7 @@ impl Mapping {
 
     /// Maps what a process has given.
     fn make(
-        given: &TenantSettings,
+        given: &Extent,
         descriptors: &[std::os::fd::OwnedFd],
         device: CUdevice,
     ) -> Result<Self, CUresult> {
@@ -180,14 +180,14 @@ fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Resul
 
 /// Asks the process that the memory is of. The driver answers INVALID_VALUE where that process is there and has no such memory, and
 /// INVALID_HANDLE where it is gone (measured on an H200).
-fn fetch(handle: Handle) -> Result<(TenantSettings, Vec<std::os::fd::OwnedFd>), (CUresult, String)> {
+fn fetch(handle: Handle) -> Result<(Extent, Vec<std::os::fd::OwnedFd>), (CUresult, String)> {
     let unknown = |why: &str| (CUresult::INVALID_HANDLE, why.to_owned());
     let (answer, descriptors) =
         answering::ask(&handle.exporter, &handle.bytes().0).map_err(|why| unknown(&why))?;
     if answer.is_empty() {
         return Err((CUresult::INVALID_VALUE, "it is freed, or the handle is forged".to_owned()));
     }
-    let given = TenantSettings::read(&answer).ok_or_else(|| unknown("its answer makes no sense"))?;
+    let given = Extent::read(&answer).ok_or_else(|| unknown("its answer makes no sense"))?;
     if given.parts.len() != descriptors.len() {
         return Err(unknown("not all of its descriptors have come: this process may have too many open"));
     }

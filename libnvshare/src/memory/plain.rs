@@ -2,8 +2,8 @@
 //!
 //! None of them can use managed memory. So some memory is plain and does not move: that of programs whose [executable] shows the
 //! need, and sizes that `NVSHARE_PLAIN` names. After a program was refused a handle, all its new allocations and pools are plain;
-//! a pool that it has keeps its kind. Memory that the library maps needs no such care with CUDA IPC: the library
-//! [shares](super::sharing) it by itself.
+//! a pool that it has keeps its kind. Memory that the library maps needs no such care with CUDA IPC and
+//! dma-bufs: it stays on the card once it is [shared](super::sharing).
 
 mod executable;
 

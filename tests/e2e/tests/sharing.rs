@@ -1,4 +1,5 @@
-//! Memory that processes share by handles (CUDA IPC), with `NVSHARE_MEMORY=swap`: as natively, and it stays on the card.
+//! Memory that processes share by handles (CUDA IPC), or other devices reach by descriptors (dma-buf), with `NVSHARE_MEMORY=swap`: as
+//! natively, and it stays on the card.
 
 use nvshare_harness::{Finished, Program, Scheduler, World};
 use nvshare_proto::units::MIB;
@@ -7,47 +8,50 @@ const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")]
 /// Bytes that the guest shares, where it shares one allocation.
 const SHARED: u64 = 36 * MIB;
 
-fn natively(what: &str) {
-    Program::guest(&World::simulated(CARD), "shares_memory", &[what]).alone().start().finish().passed();
+const BY_HANDLES: &str = "shares_memory";
+const BY_DESCRIPTORS: &str = "dma_bufs";
+
+fn natively(guest: &str, what: &str) {
+    Program::guest(&World::simulated(CARD), guest, &[what]).alone().start().finish().passed();
 }
 
-fn under_nvshare(what: &str) -> Finished {
+fn under_nvshare(guest: &str, what: &str) -> Finished {
     let world = World::with_memory("swap", CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    let finished = Program::guest(&world, "shares_memory", &[what]).start().finish();
+    let finished = Program::guest(&world, guest, &[what]).start().finish();
     finished.passed();
     finished
 }
 
 #[test]
 fn calls_answer_as_natively() {
-    natively("answers");
-    let log = under_nvshare("answers").log;
+    natively(BY_HANDLES, "answers");
+    let log = under_nvshare(BY_HANDLES, "answers").log;
     assert!(log.contains("36 MiB stay on the card: other processes can reach them"), "{log}");
     assert!(!log.contains("memory that moves cannot be shared"), "{log}");
 }
 
 #[test]
 fn small_allocations_are_shared_one_by_one() {
-    natively("small");
-    under_nvshare("small");
+    natively(BY_HANDLES, "small");
+    under_nvshare(BY_HANDLES, "small");
 }
 
 #[test]
 fn memory_in_use_is_shared_with_its_contents() {
-    natively("in use");
-    under_nvshare("in use");
+    natively(BY_HANDLES, "in use");
+    under_nvshare(BY_HANDLES, "in use");
 }
 
 #[test]
 fn forged_handles_and_odd_processes() {
-    let log = under_nvshare("hostile").log;
+    let log = under_nvshare(BY_HANDLES, "hostile").log;
     assert!(log.contains("memory of another process cannot be opened"), "{log}");
 }
 
 #[test]
 fn descriptors_of_shared_memory_leave_the_program_its_own() {
-    let log = under_nvshare("descriptors").log;
+    let log = under_nvshare(BY_HANDLES, "descriptors").log;
     assert!(log.contains("RLIMIT_NOFILE"), "{log}");
 }
 
@@ -60,9 +64,13 @@ fn alone() {
 
 #[test]
 fn shared_memory_stays_while_other_memory_moves() {
+    stays_while_other_memory_moves(BY_HANDLES);
+}
+
+fn stays_while_other_memory_moves(guest: &str) {
     let world = World::with_memory("swap", CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let guest = Program::guest(&world, "shares_memory", &["turns"]).until_told().start();
+    let guest = Program::guest(&world, guest, &["turns"]).until_told().start();
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
     let other = other.until_told().start();
     Scheduler::until_turns(&world, &[&guest, &other], 8);
@@ -76,4 +84,25 @@ fn shared_memory_stays_while_other_memory_moves() {
     }
     world.stop_guest(guest, other);
     world.moved_when_told();
+}
+
+#[test]
+fn calls_for_descriptors_answer_as_natively() {
+    natively(BY_DESCRIPTORS, "answers");
+    let log = under_nvshare(BY_DESCRIPTORS, "answers").log;
+    assert!(log.contains("36 MiB stay on the card: other devices can reach them"), "{log}");
+}
+
+#[test]
+fn memory_that_other_devices_reach_stays_while_other_memory_moves() {
+    stays_while_other_memory_moves(BY_DESCRIPTORS);
+}
+
+#[test]
+fn without_swap_the_memory_that_comes_later_has_a_descriptor() {
+    let world = World::simulated(CARD);
+    let finished = Program::guest(&world, BY_DESCRIPTORS, &["managed"]).start().finish();
+    finished.passed();
+    let log = finished.log;
+    assert!(log.contains("with another device (dma-buf), but memory that moves cannot be shared"), "{log}");
 }

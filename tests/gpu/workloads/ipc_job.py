@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Memory that processes share (CUDA IPC). ipc_job.py NAME driver|torch [GIB]: answers of the driver's API, or PyTorch's multiprocessing.
+"""Memory that is shared. ipc_job.py NAME driver|torch|ranges [GIB]: answers of the driver's API about CUDA IPC, PyTorch's multiprocessing, dma-bufs.
 
 Prints one line of JSON: each question with its answer, and times in ms. GIB: memory that is not shared and has to keep its contents.
 """
@@ -165,8 +165,41 @@ def torch_job(gib):
     tell()
 
 
+def ranges(gib):
+    """Descriptors of ranges (dma-bufs), then a hundred rounds in which the memory behind one changes, and GIB of other memory as well."""
+    import ctypes, torch
+    cuda, descriptors = ctypes.CDLL("libcuda.so.1"), []
+    small, large = torch.zeros(1024, dtype=torch.int32, device="cuda"), torch.zeros(1 << 26, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+
+    def ask(tensor, offset, size, kind=1, flags=0):
+        descriptor = ctypes.c_int(-1)
+        begun = time.perf_counter()
+        answer = cuda.cuMemGetHandleForAddressRange(ctypes.byref(descriptor), ctypes.c_uint64(tensor.data_ptr() + offset), ctypes.c_size_t(size), kind, ctypes.c_uint64(flags))
+        took = (time.perf_counter() - begun) * 1e3
+        descriptors.extend([descriptor.value] if answer == 0 else [])
+        return answer, took
+
+    ANSWERS["256 MiB"], TIMES["256 MiB"] = ask(large, 0, 1 << 28)
+    ANSWERS["again, a part"], TIMES["again, a part"] = ask(large, 1 << 20, 1 << 20)
+    ANSWERS["a page of small memory"] = ask(small, 0, 4096)[0]
+    ANSWERS["an odd begin, an odd size, no size"] = [ask(large, 512, 4096)[0], ask(large, 0, 512)[0], ask(large, 0, 0)[0]]
+    ANSWERS["another kind"] = ask(large, 0, 4096, 2)[0]
+    ANSWERS["descriptors are files"] = all(os.readlink(f"/proc/self/fd/{d}") for d in descriptors)
+    other = [torch.full((1 << 27,), i, dtype=torch.int64, device="cuda") for i in range(gib)]
+    for _ in range(100):
+        large.add_(1)
+        for t in other:
+            t.add_(1)
+        torch.cuda.synchronize()
+    ANSWERS["the words are right"] = [bool((large == 100).all()), all(bool((t == i + 100).all()) for i, t in enumerate(other))]
+    tell()
+
+
 if __name__ == "__main__":
     if sys.argv[2] == "driver":
         driver()
+    elif sys.argv[2] == "ranges":
+        ranges(int(sys.argv[3]) if len(sys.argv) > 3 else 1)
     else:
         torch_job(int(sys.argv[3]) if len(sys.argv) > 3 else 1)

@@ -12,22 +12,17 @@ use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionKind};
 
 /// Functions that need plain memory, or memory that the library maps. Names with `_v2`, `_ptsz` and so on count too.
-const IPC: [&str; 2] = ["cuIpcGetMemHandle", "cudaIpcGetMemHandle"];
+const SHARING: [&str; 3] = ["cudaIpcGetMemHandle", "cuIpcGetMemHandle", "cuMemGetHandleForAddressRange"];
 /// Functions that need plain memory.
-const CALLS: [&str; 5] = [
-    "cuMemGetHandleForAddressRange",
-    "cuPointerSetAttribute",
-    "cuStreamBatchMemOp",
-    "cuStreamWaitValue",
-    "cuStreamWriteValue",
-];
+const CALLS: [&str; 4] =
+    ["cuPointerSetAttribute", "cuStreamBatchMemOp", "cuStreamWaitValue", "cuStreamWriteValue"];
 /// The one of these functions that the runtime has.
-const BUILT_IN: &str = IPC[1];
+const BUILT_IN: &str = SHARING[0];
 /// Larger code sections are not searched, in bytes: the first allocation would take noticeably longer.
 const MAX_CODE: u64 = 32 << 20;
 
-/// The function that the program calls and that refuses its memory, if the executable shows one. `shares`: the library itself
-/// shares the memory with other processes.
+/// The function that the program calls and that refuses its memory, if the executable shows one. `shares`: the library maps
+/// the memory, and shares it by itself.
 pub(super) fn find_refusing_call(shares: bool) -> Option<String> {
     let file = File::open("/proc/self/exe").ok()?;
     let mapped = MappedFile::new(&file)?;
@@ -36,7 +31,7 @@ pub(super) fn find_refusing_call(shares: bool) -> Option<String> {
 }
 
 fn imported(elf: &ElfFile64<'_>, shares: bool) -> Option<String> {
-    let names: &[&str] = if shares { &[] } else { &IPC };
+    let names: &[&str] = if shares { &[] } else { &SHARING };
     elf.dynamic_symbols()
         .filter(ObjectSymbol::is_undefined)
         .filter_map(|symbol| symbol.name().ok())
