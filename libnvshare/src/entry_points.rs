@@ -23,6 +23,7 @@
 //!   function on the same default stream.
 //! - **across**: unchanged, or prompt. The driver refuses some copies because the library maps memory that is another card's.
 //!   These are made in another way ([`copies`](crate::hooks::copies)).
+//! - **across_in**: the same for a copy of a graph, which runs in the context that is named.
 //! - **handled**: the hook passes its arguments and the real function to a handler.
 //! - **of_stream**: the same; the handler is told whether a null stream is the thread's own.
 //! - **looked_up**: the same as handled; the handler gets the table of hooks too.
@@ -219,13 +220,13 @@ hooked {
     share [none] cuIpcOpenMemHandle_v2(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: c_uint) = handled(ipc::open_mem_handle);
     share [none] cuIpcCloseMemHandle(dptr: CUdeviceptr) = handled(ipc::close_mem_handle);
     // what the driver reads addresses from: they have to have memory
-    name [addresses] cuGraphAddMemcpyNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, copyParams: *const c_void, ctx: CUcontext) = unchanged();
+    name [addresses] cuGraphAddMemcpyNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, copyParams: *const c_void, ctx: CUcontext) = across_in(ctx);
     name [addresses] cuGraphAddMemsetNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, memsetParams: *const c_void, ctx: CUcontext) = handled(nodes::add_fill);
-    name [addresses] cuGraphMemcpyNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = unchanged();
+    name [addresses] cuGraphMemcpyNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = across_in(CUcontext::NULL);
     name [addresses] cuGraphMemsetNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = handled(nodes::set_fill);
     name [addresses] cuGraphNodeSetParams(hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set);
     name [addresses] cuGraphNodeSetParams_v2(hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set);
-    name [addresses] cuGraphExecMemcpyNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, copyParams: *const c_void, ctx: CUcontext) = unchanged();
+    name [addresses] cuGraphExecMemcpyNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, copyParams: *const c_void, ctx: CUcontext) = across_in(ctx);
     name [addresses] cuGraphExecMemsetNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, memsetParams: *const c_void, ctx: CUcontext) = handled(nodes::set_fill_in_exec);
     name [addresses] cuGraphExecNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set_in_exec);
     name [addresses] cuGraphExecUpdate(hGraphExec: CUgraphExec, hGraph: CUgraph, hErrorNode_out: *mut c_void, updateResult_out: *mut c_int) = unchanged();

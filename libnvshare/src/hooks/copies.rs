@@ -3,9 +3,10 @@
 //! The driver copies memory of `cuMemAlloc` from card to card, and between the host and a card whose context is not current, without
 //! peer access. Copies of mapped memory by a card without access are refused, but for those that name both contexts. The answer is
 //! INVALID_VALUE, before anything is done (measured on two H200s). So a copy of bytes from device memory to device memory names
-//! the contexts then. For other copies, such as those of the host, the card gains access, and the hook calls again. A card keeps
-//! it, and its kernels reach the memory as well; natively they would have to be given access. Cards without a way to each other's
-//! memory cannot gain it, and the driver's answer stands.
+//! the contexts then. For other copies, such as those of the host, the card gains access, and the hook calls again. So it does for
+//! copies of graphs: a refusal leaves a capture as it is, and a copy that names both contexts would end it (measured). A card
+//! keeps its access, and its kernels reach the memory as well; natively they would have to be given access. Cards without a way to
+//! each other's memory cannot gain it, and the driver's answer stands.
 
 use std::sync::Mutex;
 
@@ -20,7 +21,7 @@ use crate::memory::devices;
 use crate::memory::mapping::{Mapped, peers};
 use crate::process::lifecycle;
 use crate::process::lock::lock;
-use crate::work::{callbacks, contexts};
+use crate::work::{callbacks, captures, contexts};
 
 /// Whether the process has several cards. The copy may be the first that the program does with one of them.
 fn are_several() -> bool {
@@ -53,10 +54,13 @@ pub(crate) fn at_once(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, per_thre
     unsafe { call(to, into, from, of, bytes) }
 }
 
-/// The same for a copy in a stream's order.
+/// The same for a copy in a stream's order. Nor is it made in a capture.
 #[cold]
 #[inline(never)]
 pub(crate) fn in_order(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
+    if captures::open() > 0 && driver::is_capturing(stream) {
+        return CUresult::INVALID_VALUE;
+    }
     let call = functions::cuMemcpyPeerAsync.get();
     let Some(((into, of), call)) = owners(to, from).zip(call) else { return CUresult::INVALID_VALUE };
     // SAFETY: as above; the stream is the caller's.
@@ -71,10 +75,22 @@ static GAINING: Mutex<()> = Mutex::new(());
 #[cold]
 #[inline(never)]
 pub(crate) fn gain_access(stream: CUstream) -> bool {
-    if !are_several() || callbacks::are_running() {
+    are_several() && driver::context_of(stream).is_ok_and(gain_access_of)
+}
+
+/// The same for a copy of a graph, which runs in this context; null: in the current one.
+#[cold]
+#[inline(never)]
+pub(crate) fn gain_access_in(context: CUcontext) -> bool {
+    are_several()
+        && if context == CUcontext::NULL { gain_access(CUstream::NULL) } else { gain_access_of(context) }
+}
+
+fn gain_access_of(context: CUcontext) -> bool {
+    if callbacks::are_running() {
         return false;
     }
-    let Some(from) = driver::context_of(stream).ok().and_then(contexts::find) else { return false };
+    let Some(from) = contexts::find(context) else { return false };
     let is_other = |device: &&devices::Device| {
         device.ordinal != from.device()
             && device.memory == MemoryMode::Swap

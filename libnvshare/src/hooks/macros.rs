@@ -81,6 +81,14 @@ macro_rules! treated {
             treated!(unchanged () $per_thread $real $arguments)
         )
     };
+    (across_in ($context:expr) $per_thread:literal $real:ident $arguments:tt) => {
+        match treated!(unchanged () $per_thread $real $arguments) {
+            CUresult::INVALID_VALUE if $crate::hooks::copies::gain_access_in($context) => {
+                treated!(unchanged () $per_thread $real $arguments)
+            }
+            result => result,
+        }
+    };
     (handled ($handler:path) $per_thread:literal $real:ident ($($arg:ident),*)) => {
         unless_forked!($real ($($arg),*), $handler($real, $($arg),*))
     };

@@ -1,4 +1,4 @@
-//! Nodes of graphs that fill memory.
+//! Nodes of graphs that fill memory, and copies among nodes of any kind.
 //!
 //! The driver runs such a node in the context to which its memory belongs, even if the program names another or none. Memory of
 //! `cuMemCreate` belongs to none, and the driver refuses it if the program names none (measured, `tests/gpu/inferred.py`). So
@@ -7,8 +7,8 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
-use super::graphs;
 use super::target::pass_gate_for_addresses;
+use super::{copies, graphs};
 use crate::driver;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUcontext, CUdeviceptr, CUgraph, CUgraphExec, CUresult};
@@ -17,6 +17,10 @@ use crate::memory::allocations;
 /// `CUgraphNodeParams`, which has 256 bytes; some are left as they are.
 type Params = [MaybeUninit<u64>; 32];
 
+/// `CU_GRAPH_NODE_TYPE_MEMCPY`
+const COPY: c_int = 1;
+/// Where its context is, in words.
+const CONTEXT_OF_COPY: usize = 3;
 /// `CU_GRAPH_NODE_TYPE_MEMSET`
 const FILL: c_int = 2;
 /// Where its address and its context are, in words.
@@ -56,22 +60,40 @@ unsafe fn in_its_context(params: *const c_void) -> Option<Params> {
     }
 }
 
-/// Calls the driver with parameters of a node.
+/// The context of a copy; `None`: it is a node of another kind.
 ///
 /// # Safety
 /// As for [`in_its_context`].
-unsafe fn with_params(params: *mut c_void, call: impl FnOnce(*mut c_void) -> CUresult) -> CUresult {
+unsafe fn context_of_copy(params: *const c_void) -> Option<CUcontext> {
+    // SAFETY: promised by the caller: the first word is the kind, and of this kind the others are these.
+    unsafe {
+        let is_copy = params.cast::<c_int>().as_ref() == Some(&COPY);
+        is_copy.then(|| params.cast::<CUcontext>().add(CONTEXT_OF_COPY).read())
+    }
+}
+
+/// Calls the driver with parameters of a node, and again if the card that copies has [gained access](super::copies) meanwhile.
+///
+/// # Safety
+/// As for [`in_its_context`].
+unsafe fn with_params(params: *mut c_void, call: impl Fn(*mut c_void) -> CUresult) -> CUresult {
     // SAFETY: promised by the caller.
     let mut own = unsafe { in_its_context(params) };
     let params = own.as_mut().map_or(params, |own| own.as_mut_ptr().cast());
-    call(params)
+    match call(params) {
+        // SAFETY: promised by the caller.
+        CUresult::INVALID_VALUE if unsafe { context_of_copy(params) }.is_some_and(copies::gain_access_in) => {
+            call(params)
+        }
+        result => result,
+    }
 }
 
 /// Adds a node of any kind, if a limit admits what it allocates, while all memory is on the card.
 ///
 /// # Safety
 /// As for [`in_its_context`].
-unsafe fn add_by(params: *mut c_void, call: impl FnOnce(*mut c_void) -> CUresult) -> CUresult {
+unsafe fn add_by(params: *mut c_void, call: impl Fn(*mut c_void) -> CUresult) -> CUresult {
     // SAFETY: promised by the caller.
     let add = || pass_gate_for_addresses(|| unsafe { with_params(params, call) });
     // SAFETY: promised by the caller.

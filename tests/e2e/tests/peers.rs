@@ -52,6 +52,21 @@ fn copies_without_access_are_made() {
     }
 }
 
+/// The driver refuses them as well, and the capture that they are in goes on (measured).
+#[test]
+fn copies_of_graphs_without_access_are_made() {
+    for way in ["0", "1", "2", "3", "4", "5"] {
+        let arguments = ["graph", way];
+        Program::guest(&World::simulated(CARDS), "across", &arguments).alone().start().finish().passed();
+        for memory in ["managed", "swap"] {
+            Program::guest(&World::with_memory(memory, CARDS), "across", &arguments)
+                .start()
+                .finish()
+                .passed();
+        }
+    }
+}
+
 /// Where cards have no way to each other's memory, copies between them are made all the same.
 #[test]
 fn copies_are_made_between_cards_without_a_way() {

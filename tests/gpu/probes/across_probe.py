@@ -70,10 +70,76 @@ def ask(allocate, question):
     print(f"{allocate.__name__:7} {question:20} answer {answer}, then {after}, bytes right: {bytes(got) == bytes([value]) * N}", flush=True)
 
 
+def gain(at, other):
+    """A card may reach mapped memory of the other from now on."""
+    return cu.cuMemSetAccess(at, size_t(N), (C.c_int * 6)(1, other, 3, 1, 1 - other, 3), size_t(2))
+
+
+def ask_captured(allocate, question):
+    """The same copies in a capture (global, thread-local, relaxed), and as nodes of a graph: what is answered, whether the capture lives,
+    and what comes of it where access is gained after the refusal."""
+    question, mode = question.rsplit("-", 1)
+    call("cuInit", 0)
+    for card in (0, 1):
+        call("cuDevicePrimaryCtxRetain", C.byref(contexts[card]), card)
+    places = []
+    for card, value in ((0, 5), (1, 6)):
+        current(card)
+        places.append(allocate(card))
+        call("cuMemsetD8_v2", places[-1], value, size_t(N))
+        call("cuCtxSynchronize")
+    (p, q), n, (a, b) = places, size_t(N), contexts
+    current(0)
+    stream, host, graph, ready, status = C.c_void_p(), C.c_void_p(), C.c_void_p(), C.c_void_p(), C.c_int(-1)
+    call("cuStreamCreate", C.byref(stream), 1)
+    call("cuMemHostAlloc", C.byref(host), n, 0)
+    said = []
+    if mode == "node":
+        # CUDA_MEMCPY3D: source, destination, extent.
+        copy = (u64 * 25)()
+        copy[4], copy[6], copy[15], copy[17] = 2, q.value, 2, p.value
+        copy[9], copy[20], copy[22], copy[23], copy[24] = N, N, N, 1, 1
+        call("cuGraphCreate", C.byref(graph), 0)
+        node = C.c_void_p()
+        say = lambda: said.append(("add", cu.cuGraphAddMemcpyNode(C.byref(node), graph, None, size_t(0), copy, a)))
+        say()
+        if said[-1][1]:
+            said.append(("gain", gain(q, 1)))
+            say()
+    else:
+        name, arguments = dict(to_host_in_order=("cuMemcpyDtoHAsync_v2", (host, q, n, stream)), here_in_order=("cuMemcpyDtoDAsync_v2", (p, q, n, stream)), peer_in_order=("cuMemcpyPeerAsync", (p, a, q, b, n, stream)))[question]
+        call("cuStreamBeginCapture_v2", stream, dict(all=0, thread=1, relaxed=2)[mode])
+        for again in (0, 1):
+            said.append((name, getattr(cu, name)(*arguments)))
+            cu.cuStreamIsCapturing(stream, C.byref(status))
+            said.append(("capturing", status.value))
+            if said[-2][1] == 0:
+                break
+            if not again:
+                said.append(("gain", gain(q, 1)))
+        said.append(("end", cu.cuStreamEndCapture(stream, C.byref(graph))))
+    if said[-1][1] == 0:
+        said.append(("instantiate", cu.cuGraphInstantiateWithFlags(C.byref(ready), graph, u64(0))))
+    if said[-1] == ("instantiate", 0):
+        said.append(("launch", cu.cuGraphLaunch(ready, stream)))
+        said.append(("then", cu.cuStreamSynchronize(stream)))
+        got = (C.c_ubyte * N)()
+        if question == "to_host_in_order":
+            C.memmove(got, host, N)
+        else:
+            call("cuMemcpyDtoH_v2", got, p, n)
+        said.append(("bytes right", bytes(got) == bytes([6]) * N))
+    print(f"{allocate.__name__:7} {question:20} {mode:8}", *(f"{what} {answer}," for what, answer in said), flush=True)
+
+
+CAPTURED = [f"{q}-{mode}" for q in ("to_host_in_order", "here_in_order", "peer_in_order") for mode in ("all", "thread", "relaxed")] + ["here_in_order-node"]
+
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 2 and "-" in sys.argv[2]:
+        ask_captured(dict(plain=plain, mapped=mapped)[sys.argv[1]], sys.argv[2])
+    elif len(sys.argv) > 1:
         ask(dict(plain=plain, mapped=mapped)[sys.argv[1]], sys.argv[2])
     else:
         for kind in ("plain", "mapped"):
-            for question in QUESTIONS:
+            for question in QUESTIONS + CAPTURED:
                 subprocess.run([sys.executable, __file__, kind, question])

@@ -166,7 +166,7 @@ def torch_job(gib):
 
 
 def ranges(gib):
-    """Descriptors of ranges (dma-bufs), then a hundred rounds in which the memory behind one changes, and GIB of other memory as well."""
+    """Descriptors of ranges (dma-bufs), then 8 s of rounds in which the memory behind one changes, and GIB of other memory as well."""
     import ctypes, torch
     cuda, descriptors = ctypes.CDLL("libcuda.so.1"), []
     small, large = torch.zeros(1024, dtype=torch.int32, device="cuda"), torch.zeros(1 << 26, dtype=torch.int32, device="cuda")
@@ -187,12 +187,14 @@ def ranges(gib):
     ANSWERS["another kind"] = ask(large, 0, 4096, 2)[0]
     ANSWERS["descriptors are files"] = all(os.readlink(f"/proc/self/fd/{d}") for d in descriptors)
     other = [torch.full((1 << 27,), i, dtype=torch.int64, device="cuda") for i in range(gib)]
-    for _ in range(100):
+    until, rounds = time.time() + 8, 0
+    while time.time() < until:
         large.add_(1)
         for t in other:
             t.add_(1)
         torch.cuda.synchronize()
-    ANSWERS["the words are right"] = [bool((large == 100).all()), all(bool((t == i + 100).all()) for i, t in enumerate(other))]
+        rounds += 1
+    ANSWERS["the words are right"] = [bool((large == rounds).all()), all(bool((t == i + rounds).all()) for i, t in enumerate(other))]
     tell()
 
 

@@ -110,6 +110,11 @@ twins! { per_thread:
             let tables = p.tables();
             tables.context(to_context).and(tables.context(from_context))?;
             drop(tables);
+            // It ends a capture (measured).
+            with_place(stream, per_thread, |p, stream| {
+                let mut tables = p.tables();
+                if tables.is_capturing(&stream) { tables.look_at_stream(&stream).and(Err(CAPTURE_UNSUPPORTED)) } else { Ok(()) }
+            })?;
             submit(stream, per_thread, Kind::Copy, copy_work(p, Device(to), Device(from), bytes))
         }))
     }
@@ -147,8 +152,13 @@ fn ends(to: u64, from: u64) -> Result<(End, End), Failure> {
 /// Refuses mapped memory to which the card of a stream has no access, at either end of a copy; the driver itself copies other plain
 /// memory between cards (measured). Copies that name both contexts need no access.
 fn check_reach(stream: usize, per_thread: bool, ends: &[(End, usize)]) -> Result<(), Failure> {
-    let mut tables = process::get()?.tables();
-    let card = tables.stream(stream, per_thread)?.gpu;
+    let card = process::get()?.tables().stream(stream, per_thread)?.gpu;
+    check_reach_of(card, ends)
+}
+
+/// The same for work of a card. A refused call leaves a capture as it is (measured).
+fn check_reach_of(card: usize, ends: &[(End, usize)]) -> Result<(), Failure> {
+    let tables = process::get()?.tables();
     let is_closed = |&(end, bytes): &(End, usize)| match end {
         Host(_) => false,
         Device(address) => tables.vmm.closed_to(card, address, bytes as u64).is_some(),
@@ -262,11 +272,11 @@ unsafe fn rows(copy: *const Copy2D) -> Result<Vec<Row>, Failure> {
         .collect()
 }
 
-/// A copy of one row; of others nothing is known here.
+/// A copy of one row by a card; of others nothing is known here.
 ///
 /// # Safety
 /// `copy` is null or readable.
-pub(super) unsafe fn copy_3d(copy: *const Copy3D) -> Result<Work, Failure> {
+pub(super) unsafe fn copy_3d(copy: *const Copy3D, card: usize) -> Result<Work, Failure> {
     // SAFETY: promised by the caller.
     let copy = unsafe { copy.as_ref() }.ok_or(INVALID_VALUE)?;
     if (copy.height, copy.depth) != (1, 1) {
@@ -277,7 +287,9 @@ pub(super) unsafe fn copy_3d(copy: *const Copy3D) -> Result<Work, Failure> {
         2 => Ok(Device(space.device + space.x as u64)),
         _ => Err(NOT_SUPPORTED),
     };
-    copy_work(process::get()?, end(&copy.to)?, end(&copy.from)?, copy.width)
+    let (to, from) = (end(&copy.to)?, end(&copy.from)?);
+    check_reach_of(card, &[(to, copy.width), (from, copy.width)])?;
+    copy_work(process::get()?, to, from, copy.width)
 }
 
 fn ends_of(rows: &[Row]) -> Vec<(End, usize)> {

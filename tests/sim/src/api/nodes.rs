@@ -127,11 +127,13 @@ unsafe fn work_of(fill: *const Fill) -> Result<Work, Failure> {
 /// # Safety
 /// `copy` is null or readable.
 unsafe fn copies(copy: *const Copy3D, named: usize) -> Result<Does, Failure> {
-    // SAFETY: promised by the caller.
-    let work = unsafe { copy_3d(copy) }?;
     let tables = process::get()?.tables();
-    let named = if named == 0 { tables.current() } else { tables.context(named) };
-    Ok(Does { kind: Kind::Copy, work, context: Some(named?.id) })
+    let named = if named == 0 { tables.current() } else { tables.context(named) }?;
+    let (card, context) = (named.gpu, Some(named.id));
+    drop(tables);
+    // SAFETY: promised by the caller.
+    let work = unsafe { copy_3d(copy, card) }?;
+    Ok(Does { kind: Kind::Copy, work, context })
 }
 
 /// # Safety
