@@ -15,6 +15,7 @@ pub(crate) const ALL: &[&str] = &[
     "joins",
     "managed by the host",
     "mapped",
+    SHARING,
     "modes",
     "nodes",
     "peer",
@@ -26,6 +27,8 @@ pub(crate) const ALL: &[&str] = &[
     "two devices",
 ];
 
+/// Memory that processes share by handles (CUDA IPC).
+pub(crate) const SHARING: &str = "memory shared with a process";
 const MANAGED_AT_THE_SAME_TIME: i32 = 89;
 const RELAXED: i32 = 2;
 const OF_THE_THREAD: i32 = 1;
@@ -37,7 +40,7 @@ pub(crate) fn look(d: &Driver) -> Result<BTreeSet<String>, CudaError> {
     let mut context = 0u64;
     cu!(d, "cuDevicePrimaryCtxRetain", &raw mut context => *mut u64, 0 => i32)?;
     cu!(d, "cuCtxSetCurrent", context => u64)?;
-    let looks: [(&str, Look); 17] = [
+    let looks: [(&str, Look); 18] = [
         ("async", stream_order),
         ("attach", attach),
         ("graph memory", graph_memory),
@@ -46,6 +49,7 @@ pub(crate) fn look(d: &Driver) -> Result<BTreeSet<String>, CudaError> {
         ("joins", joins),
         ("managed by the host", managed_by_the_host),
         ("mapped", mapped),
+        (SHARING, shared),
         ("modes", modes),
         ("nodes", |d| Ok(d.has("cuGraphAddNode_v2"))),
         ("peer", |d| Ok(d.has("cuMemcpyPeerAsync"))),
@@ -94,6 +98,14 @@ fn attach(d: &Driver) -> Result<bool, CudaError> {
     cu!(d, "cuCtxDestroy_v2", made => u64)?;
     current_primary(d)?;
     Ok(works)
+}
+
+fn shared(d: &Driver) -> Result<bool, CudaError> {
+    let (mut address, mut handle) = (0u64, [0u8; 64]);
+    cu!(d, "cuMemAlloc_v2", &raw mut address => *mut u64, 4096 => usize)?;
+    let given = cu!(d, "cuIpcGetMemHandle", handle.as_mut_ptr() => *mut u8, address => u64);
+    cu!(d, "cuMemFree_v2", address => u64)?;
+    Ok(given.is_ok())
 }
 
 fn current_primary(d: &Driver) -> Result<(), CudaError> {

@@ -41,6 +41,8 @@ enum Mode {
         #[arg(long, value_parser = parse_bytes)]
         memory: u64,
     },
+    /// Open the memory that a program shares, as it asks on standard input
+    Partner,
     /// Print the bytes that the simulated cards moved by themselves, by faults and pushed out, and those that left in use
     Observe,
 }
@@ -139,6 +141,7 @@ fn main() -> ExitCode {
         Mode::Run(options) => run(&options),
         Mode::Storm(options) => many::storm(&options),
         Mode::Neighbour { memory } => many::neighbour::work(memory),
+        Mode::Partner => exec::partner::serve(),
         Mode::Observe => many::neighbour::observe(),
         Mode::Caps => look().map(|caps| println!("{}", names(&caps))),
     };

@@ -104,6 +104,9 @@ impl Run {
                     stream => usize)?;
             }
             Op::HostTouch { region, value, new } => self.host_touch(region, value, new)?,
+            Op::Share { region, device, value, new, keeps } => {
+                self.share(region, device, value, new, keeps)?
+            }
             Op::Record1(ref recording, module) => self.record_graph(recording, module)?,
             Op::Instantiate { graph, update } => self.instantiate(graph, update)?,
             Op::Build { graph, ref nodes } => {

@@ -7,6 +7,7 @@ pub(crate) mod exclude;
 mod graphs;
 mod memory;
 mod nodes;
+pub(crate) mod partner;
 mod sweep;
 pub(crate) use memory::{map, unmap};
 pub(crate) use sweep::KeptContext;
@@ -74,6 +75,7 @@ pub(crate) struct Run {
     pub(crate) windows: waits::Windows,
     pub(crate) callbacks: AtomicUsize,
     pub(crate) words: AtomicU64,
+    partner: Mutex<Option<partner::Partner>>,
     /// The position of each thread: the index of its step plus one, or 0.
     pub(crate) at: Vec<AtomicUsize>,
 }
@@ -143,6 +145,7 @@ impl Run {
             windows: waits::Windows::default(),
             callbacks: AtomicUsize::new(0),
             words: AtomicU64::new(0),
+            partner: Mutex::default(),
             at: (0..threads).map(|_| AtomicUsize::new(0)).collect(),
             plan,
         }

@@ -3,7 +3,7 @@
 use std::ptr;
 
 use super::{Fault, Run};
-use crate::plan::{Effect, Form, Id, Node, TenantSettings};
+use crate::plan::{Effect, Form, Given, Id, Node};
 use nvshare_test_cuda::{CudaError, cu};
 
 /// `CUgraphNodeParams`: the kind, then what the older functions take.
@@ -72,9 +72,9 @@ impl Run {
         cu!(d, "cuGraphCreate", &raw mut graph => *mut u64, 0 => u32)?;
         for node in nodes {
             let named = if node.is_named { self.contexts.get(context) } else { 0 };
-            let first = if node.given == TenantSettings::Added { self.does(node) } else { self.did(node) };
+            let first = if node.given == Given::Added { self.does(node) } else { self.did(node) };
             last = self.add(graph, (last != 0).then_some(last), node.form, &first, named)?;
-            if node.given == TenantSettings::InGraph {
+            if node.given == Given::InGraph {
                 self.change(last, None, node.form, &self.does(node), named)?;
             }
             handles.push((last, named));
@@ -82,7 +82,7 @@ impl Run {
         cu!(d, "cuGraphInstantiateWithFlags", &raw mut exec => *mut u64, graph => u64, 0 => u64)?;
         self.execs.set(id, exec);
         for (node, (handle, named)) in nodes.iter().zip(handles) {
-            if node.given == TenantSettings::InExec {
+            if node.given == Given::InExec {
                 self.change(handle, Some(exec), node.form, &self.does(node), named)?;
             }
         }

@@ -66,6 +66,7 @@ impl Run {
     pub(super) fn sweep(&self) -> Result<(), Fault> {
         let d = self.driver;
         let left = Left::of(&self.plan);
+        self.end_partner()?;
         self.make_current(0)?;
         cu!(d, "cuCtxSynchronize")?;
         for &graph in left.graphs.keys() {

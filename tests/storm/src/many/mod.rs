@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use nvshare_proto::units::{MIB, parse_bytes};
 
 use crate::RunOptions;
+use crate::caps::SHARING;
 use crate::plan::{self, Recipe};
 use crate::rng::Rng;
 
@@ -214,8 +215,11 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
     all.report(&parts, &disturbed, moved, turns)
 }
 
+/// Managed memory has no handles for other processes: programs share memory where the library maps it.
 fn left_in(options: &StormOptions, cap: &str) -> bool {
-    options.without.iter().all(|left_out| left_out != cap)
+    let is_mapped =
+        !options.mixed && std::env::var_os("NVSHARE_MEMORY").is_some_and(|memory| memory == "swap");
+    options.without.iter().all(|left_out| left_out != cap) && (cap != SHARING || is_mapped || options.native)
 }
 
 fn start_neighbour(world: &World, capacity: u64, seed: u64) -> std::io::Result<Child> {

@@ -212,7 +212,7 @@ pub(crate) enum Form {
 
 /// When a node gets its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TenantSettings {
+pub(crate) enum Given {
     Added,
     /// Changed in the graph.
     InGraph,
@@ -226,7 +226,7 @@ pub(crate) struct Node {
     pub(crate) region: Region,
     pub(crate) effect: Effect,
     pub(crate) form: Form,
-    pub(crate) given: TenantSettings,
+    pub(crate) given: Given,
     /// Whether a context is named.
     pub(crate) is_named: bool,
 }
@@ -361,6 +361,14 @@ pub(crate) enum Op {
         region: Region,
         value: Value,
         new: Value,
+    },
+    /// Another process opens the memory, checks it, writes to it, and closes it, or keeps it open.
+    Share {
+        region: Region,
+        device: i32,
+        value: Value,
+        new: Value,
+        keeps: bool,
     },
     Record1(Box<Recording>, Id),
     /// Makes the recorded graph executable, or updates the executable graph. A step of its own: it would break a capture of

@@ -2,7 +2,7 @@
 
 use super::buffers::MAX_COPIED;
 use super::compose::{Composer, GraphState, Thing};
-use super::{ContextKind, Door, Effect, Form, Node, Op, Region, TenantSettings, flag, used};
+use super::{ContextKind, Door, Effect, Form, Given, Node, Op, Region, flag, used};
 use crate::rng::Rng;
 
 impl Composer<'_> {
@@ -53,11 +53,11 @@ impl Composer<'_> {
             Form::Any => "node of any kind",
             Form::WithData => "node of any kind with data of its edges",
         });
-        let given = [TenantSettings::Added, TenantSettings::InGraph, TenantSettings::InExec][rng.below(3)];
+        let given = [Given::Added, Given::InGraph, Given::InExec][rng.below(3)];
         match given {
-            TenantSettings::Added => {}
-            TenantSettings::InGraph => self.count("node changed in its graph"),
-            TenantSettings::InExec => self.count("node changed in an executable graph"),
+            Given::Added => {}
+            Given::InGraph => self.count("node changed in its graph"),
+            Given::InExec => self.count("node changed in an executable graph"),
         }
         // Memory of `cuMemCreate` belongs to no context, and what pools hand out was not measured.
         let belongs = matches!(self.buffers[&region.buffer].door, Door::Plain | Door::Pitch | Door::Managed);

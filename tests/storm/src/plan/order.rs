@@ -58,7 +58,7 @@ fn named(op: &Op) -> Vec<(Thing, Touch)> {
         }
         Op::PeerAccess { to, .. } => vec![(Thing::Context(*to), Use)],
         Op::Prefetch { region, stream, .. } => vec![at(region), on(*stream)],
-        Op::HostTouch { region, .. } => vec![at(region)],
+        Op::HostTouch { region, .. } | Op::Share { region, .. } => vec![at(region)],
         Op::Record1(recording, module) => {
             let regions = super::used(&recording.effects());
             let streams = [Some(recording.stream), recording.second].into_iter().flatten().map(on);

@@ -3,6 +3,7 @@
 use super::buffers::MAX_COPIED;
 use super::compose::{BufferState, Composer, Pending, Thing};
 use super::{ContextKind, Door, Effect, Id, Op, Region, Value, flag};
+use crate::caps::SHARING;
 use crate::rng::Rng;
 
 /// A kind of choice.
@@ -25,6 +26,9 @@ const fn pick(
 
 /// The capability of devices that reach each other's memory.
 const PEER_ACCESS: &str = "peer access";
+
+/// Buffers that a program may share. Shared memory stays on the card: there is little of it.
+const MAX_SHARED: usize = 2;
 
 /// All choices. Their order and weights are a part of a seed's meaning.
 pub(super) static PICKS: &[Pick] = &[
@@ -59,6 +63,7 @@ pub(super) static PICKS: &[Pick] = &[
     pick("module loaded late", 2, "", module_late),
     pick("prefetch", 2, "", prefetch),
     pick("managed memory touched by the host", 2, "managed by the host", host_touch),
+    pick(SHARING, 2, SHARING, share),
     pick("allocation refused", 2, "", refused),
     pick("memory asked for", 1, "", info),
     pick("pause", 9, "", pause),
@@ -451,6 +456,36 @@ fn host_touch(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
     state.value = new;
     let op = Op::HostTouch { region, value, new };
     c.emit(thread, None, op, &[Thing::Buffer(region.buffer)], &[region.thing()], &[]);
+    true
+}
+
+/// The memory of `cuMemAlloc` that is shared is small, and that of the program's first buffers of this kind.
+fn share(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
+    let is_small = |buffer: &BufferState| buffer.door == Door::Plain && buffer.bytes <= MAX_COPIED;
+    let small = c.buffers.iter().filter(|(_, buffer)| is_small(buffer)).map(|(id, _)| *id).take(MAX_SHARED);
+    let small: Vec<Id> = small.collect();
+    let Some(buffer) = rng.pick(&small) else { return false };
+    let BufferState { context, region_bytes, ref regions, .. } = c.buffers[&buffer];
+    let (device, count) = (c.contexts[&context].device, regions.len() as u64);
+    let mut writes = Vec::new();
+    // The first handle waits for the work on all of the buffer.
+    for index in 0..count {
+        let region = Region { buffer, index, bytes: region_bytes };
+        let pending = c.region(region).pending;
+        c.settle(rng, thread, pending, region.thing());
+        c.region(region).pending = Pending::Nothing;
+        writes.push(region.thing());
+    }
+    let region = Region { buffer, index: rng.range(0, count - 1), bytes: region_bytes };
+    let new = if rng.percent(50) { Value::pattern(rng.word()) } else { Value::plain(rng.word()) };
+    let value = std::mem::replace(&mut c.region(region).value, new);
+    let keeps = rng.percent(30);
+    if keeps {
+        c.count("shared memory kept open");
+    }
+    let op = Op::Share { region, device, value, new, keeps };
+    let flags = [flag::UNSAFE, flag::DISTURB, flag::CONTEXT];
+    c.emit(thread, Some(context), op, &[Thing::Buffer(buffer)], &writes, &flags);
     true
 }
 
