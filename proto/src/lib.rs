@@ -24,7 +24,8 @@ pub use gpu::{GpuUuid, ParseGpuUuidError};
 pub use host::{HostSegment, HostStatus, MAX_SEGMENTS, SEGMENT};
 pub use message::{
     AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, InitialState, MemoryMode,
-    NO_PLACE, OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request, SchedulerMessage, Usage, VERSION,
+    NO_PLACE, OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request, SLEEP, SchedulerMessage, Usage,
+    VERSION,
 };
 
 pub use repeated::{LeftOut, Repeated, SILENCE, ThrottledLine};
@@ -34,7 +35,7 @@ pub use share::{
     Priority, ShareStatus, TenantSettings, Wishes,
 };
 pub use status::{
-    ClientMemory, ClientState, ClientStatus, GpuStatus, MemoryStatus, Others, ProcessInfo, SchedulerStatus,
-    short_command,
+    AsleepStatus, ClientMemory, ClientState, ClientStatus, GpuStatus, MemoryStatus, Others, ProcessInfo,
+    SchedulerStatus, short_command,
 };
 pub use watch::{EventKind, HandOverPhase, PhaseTime, WatchEvent, WatchFrom};

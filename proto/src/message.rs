@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use crate::codec::Message;
 use crate::units::MIB;
 use crate::{
-    ClientStatus, GpuStatus, GpuUuid, HostSegment, MemoryStatus, Occupant, PhaseTime, SchedulerStatus, Seat,
-    SeatName, SeatStatus, TenantSettings, WatchEvent, WatchFrom, Wishes,
+    AsleepStatus, ClientStatus, GpuStatus, GpuUuid, HostSegment, MemoryStatus, Occupant, PhaseTime,
+    SchedulerStatus, Seat, SeatName, SeatStatus, TenantSettings, WatchEvent, WatchFrom, Wishes,
 };
 
 /// Version of the wire protocol; [`codec`](crate::codec) says how ends of different versions meet.
-pub const VERSION: u16 = 14;
+pub const VERSION: u16 = 15;
 
 /// The oldest version that is spoken: the one before, so that what runs stays scheduled while the machine is upgraded.
 pub const OLDEST: u16 = VERSION - 1;
@@ -23,13 +23,19 @@ pub const OLDEST: u16 = VERSION - 1;
 /// memory then: the limit of its seat is shared with those that have the places.
 pub const NO_PLACE: &str = "too many connections";
 
-/// The first version that has the phases of a hand-over.
-const PHASES: u16 = 14;
+/// The first version in which clients go off the card and come back.
+pub const SLEEP: u16 = 15;
 
 impl Message for Request {
     fn since(&self) -> u16 {
         match self {
-            Self::Client(ClientMessage::Phases(_)) => PHASES,
+            Self::Client(
+                ClientMessage::Asleep
+                | ClientMessage::CannotSleep { .. }
+                | ClientMessage::WakeWanted
+                | ClientMessage::Awake { .. },
+            )
+            | Self::Admin(AdminRequest::Sleep { .. } | AdminRequest::Wake { .. }) => SLEEP,
             _ => OLDEST,
         }
     }
@@ -38,7 +44,11 @@ impl Message for Request {
 impl Message for Reply {
     fn since(&self) -> u16 {
         match self {
-            Self::Admin(AdminReply::Phases(_)) => PHASES,
+            Self::Client(SchedulerMessage::Sleep | SchedulerMessage::Wake)
+            | Self::Admin(AdminReply::Asleep(_)) => SLEEP,
+            // A state or a kind that an older end does not know would end its connection.
+            Self::Admin(AdminReply::Client(row)) => row.state.since(),
+            Self::Admin(AdminReply::Event(event)) => event.event.since(),
             _ => OLDEST,
         }
     }
@@ -243,6 +253,23 @@ pub enum ClientMessage {
     },
     /// The times of phases of a hand-over, said right before the message that ends them: LOCK_RELEASED, EVICTED or RUNNING.
     Phases(Vec<PhaseTime>),
+    /// The process is off the card: all of its memory there is free, also that of its contexts and modules. Said in answer to SLEEP, and
+    /// by a process that sleeps as the first message behind [`Register`], before or after it has heard REGISTERED.
+    Asleep,
+    /// The process does not go off the card, in answer to SLEEP. It has its contexts, as before.
+    CannotSleep {
+        /// The reason: one line, lower case, no full stop.
+        reason: String,
+        /// Whether the reason stays as long as the process lives.
+        for_good: bool,
+    },
+    /// The process is off the card, and a call of its program waits: asks for WAKE.
+    WakeWanted,
+    /// The process is back on the card: its contexts are as before, its gate is closed, and its memory that moves is still on the host.
+    Awake {
+        /// How long the way back took, in microseconds.
+        took_us: u64,
+    },
 }
 
 /// A message of the scheduler to a registered process.
@@ -329,6 +356,11 @@ pub enum SchedulerMessage {
         /// How much others lack, in bytes.
         bytes: u64,
     },
+    /// Go off the card; the answer is ASLEEP or CANNOT_SLEEP. The client has no room and no lock when this is sent; what it says before
+    /// it has read this crosses it, and so it may answer CANNOT_SLEEP because it is at work again.
+    Sleep,
+    /// There is room on the card for a process that is off it: come back, and say AWAKE. It may come unasked.
+    Wake,
 }
 
 /// The state of a client's gate after it has registered.
@@ -464,6 +496,16 @@ pub enum AdminRequest {
         /// The settings, on each GPU.
         given: TenantSettings,
     },
+    /// Has a client's process go off the card as soon as it has no work. Any call of the program brings it back.
+    Sleep {
+        /// The client.
+        client: u64,
+    },
+    /// Brings a client's process back to the card, or takes back that it was to leave.
+    Wake {
+        /// The client.
+        client: u64,
+    },
 }
 
 /// An answer to an administrator: rows and [`AdminReply::End`], or one [`AdminReply::Done`].
@@ -506,4 +548,6 @@ pub enum AdminReply {
     UnusedSeats(Vec<SeatName>),
     /// The phases of the event that comes next; not sent if it has none.
     Phases(Vec<PhaseTime>),
+    /// A row about a client whose process is off the card.
+    Asleep(Box<AsleepStatus>),
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::message::{Amount, Counters, MemoryMode, QuantumRule, Usage};
-use crate::{GpuUuid, HostStatus, ShareStatus};
+use crate::{GpuUuid, HostStatus, OLDEST, SLEEP, ShareStatus};
 
 /// A scheduler, as `status` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +113,17 @@ pub struct ClientMemory {
     pub memory: MemoryMode,
 }
 
+/// A client whose process is off the card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AsleepStatus {
+    /// The client's number.
+    pub client: u64,
+    /// What the process needs on each GPU to come back, beside its memory that moves: what its contexts and modules took before.
+    pub needs: Vec<Amount>,
+    /// Whether the process is to come back, and waits for room or is on its way.
+    pub wakes: bool,
+}
+
 /// Sums of the clients that are not shown to the asker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Others {
@@ -177,6 +188,22 @@ pub enum ClientState {
     Gone,
     /// The client's connection has ended and its process lives on, with its memory on the card.
     Left,
+    /// The client's process is off the card, with all that it had there.
+    Asleep,
+}
+
+impl ClientState {
+    /// The first version of the protocol that has this state.
+    #[must_use]
+    pub fn since(self) -> u16 {
+        if self == Self::Asleep { SLEEP } else { OLDEST }
+    }
+
+    /// What is shown to an end that speaks this version: the nearest state that it knows.
+    #[must_use]
+    pub fn in_version(self, version: u16) -> Self {
+        if version < self.since() { Self::Parked } else { self }
+    }
 }
 
 /// A client, as `status` shows it. Sizes in bytes.
@@ -244,6 +271,16 @@ impl ClientStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_older_end_sees_a_state_that_it_knows() {
+        for (state, shown) in
+            [(ClientState::Asleep, ClientState::Parked), (ClientState::Left, ClientState::Left)]
+        {
+            assert_eq!(state.in_version(OLDEST), shown);
+            assert_eq!(state.in_version(SLEEP), state);
+        }
+    }
 
     #[test]
     fn commands_in_short() {

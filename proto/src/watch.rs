@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ClientState, GpuUuid};
+use crate::{ClientState, GpuUuid, OLDEST, SLEEP};
 
 /// The first event that a watcher asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,11 +79,23 @@ pub enum EventKind {
     Off,
     /// An administrator set a quantum; time: the quantum.
     Quantum,
+    /// SLEEP was sent: the client's process is to go off the card.
+    Sleep,
+    /// The client's process is off the card; bytes: what its contexts and modules took there; time: since SLEEP, if that was sent.
+    Asleep,
+    /// The client's process does not go off the card, or is not to any more.
+    StaysAwake,
+    /// The client's process is to come back to the card, and waits for its turn and room; bytes: what its contexts and modules need.
+    WakeWanted,
+    /// WAKE was sent; time: since the process was to come back.
+    Wake,
+    /// The client's process is back on the card; time: that the way back took.
+    Awake,
 }
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 33] = [
         Self::Started,
         Self::Registered,
         Self::Waiting,
@@ -111,7 +123,24 @@ impl EventKind {
         Self::On,
         Self::Off,
         Self::Quantum,
+        Self::Sleep,
+        Self::Asleep,
+        Self::StaysAwake,
+        Self::WakeWanted,
+        Self::Wake,
+        Self::Awake,
     ];
+
+    /// The first version of the protocol that has this kind.
+    #[must_use]
+    pub fn since(self) -> u16 {
+        match self {
+            Self::Sleep | Self::Asleep | Self::StaysAwake | Self::WakeWanted | Self::Wake | Self::Awake => {
+                SLEEP
+            }
+            _ => OLDEST,
+        }
+    }
 
     /// The name of the kind in texts.
     #[must_use]
@@ -144,6 +173,12 @@ impl EventKind {
             Self::On => "on",
             Self::Off => "off",
             Self::Quantum => "quantum",
+            Self::Sleep => "sleep",
+            Self::Asleep => "asleep",
+            Self::StaysAwake => "stays_awake",
+            Self::WakeWanted => "wake_wanted",
+            Self::Wake => "wake",
+            Self::Awake => "awake",
         }
     }
 
@@ -151,7 +186,7 @@ impl EventKind {
     #[must_use]
     pub fn state(self) -> Option<ClientState> {
         Some(match self {
-            Self::Registered | Self::Withdrawn | Self::Released => ClientState::Parked,
+            Self::Registered | Self::Withdrawn | Self::Released | Self::Awake => ClientState::Parked,
             Self::Waiting => ClientState::Waiting,
             Self::Blocked => ClientState::Blocked,
             Self::Next => ClientState::Next,
@@ -162,6 +197,7 @@ impl EventKind {
             Self::Free => ClientState::Free,
             Self::Left => ClientState::Left,
             Self::Gone | Self::Ended => ClientState::Gone,
+            Self::Asleep => ClientState::Asleep,
             Self::Started
             | Self::Restored
             | Self::Evict
@@ -173,7 +209,11 @@ impl EventKind {
             | Self::Stuck
             | Self::On
             | Self::Off
-            | Self::Quantum => return None,
+            | Self::Quantum
+            | Self::Sleep
+            | Self::StaysAwake
+            | Self::WakeWanted
+            | Self::Wake => return None,
         })
     }
 }
@@ -273,6 +313,6 @@ mod tests {
         let names: std::collections::BTreeSet<_> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
         assert_eq!(names.len(), EventKind::ALL.len());
         // `ALL` has every kind: the last one's number gives their count.
-        assert_eq!(EventKind::Quantum as usize + 1, EventKind::ALL.len());
+        assert_eq!(EventKind::Awake as usize + 1, EventKind::ALL.len());
     }
 }

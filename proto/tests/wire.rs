@@ -5,11 +5,11 @@ use std::fmt::Debug;
 
 use nvshare_proto::codec::{Error, MAX_FRAME, Message, decode, encode, encode_in};
 use nvshare_proto::{
-    AdminReply, AdminRequest, Amount, ClientMemory, ClientMessage, ClientState, ClientStatus, ComputeLimit,
-    Counters, Enforcement, Epoch, EventKind, GangName, Gate, GpuStatus, GpuUuid, HandOverPhase, HostSegment,
-    HostStatus, InitialState, MemoryMode, MemoryStatus, OLDEST, Occupant, Others, PhaseTime, Priority,
-    ProcessInfo, QuantumRule, Register, Reply, Request, SchedulerMessage, SchedulerStatus, Seat, SeatStatus,
-    ShareStatus, Slot, TenantSettings, Usage, VERSION, WatchEvent, WatchFrom, Wishes,
+    AdminReply, AdminRequest, Amount, AsleepStatus, ClientMemory, ClientMessage, ClientState, ClientStatus,
+    ComputeLimit, Counters, Enforcement, Epoch, EventKind, GangName, Gate, GpuStatus, GpuUuid, HandOverPhase,
+    HostSegment, HostStatus, InitialState, MemoryMode, MemoryStatus, OLDEST, Occupant, Others, PhaseTime,
+    Priority, ProcessInfo, QuantumRule, Register, Reply, Request, SchedulerMessage, SchedulerStatus, Seat,
+    SeatStatus, ShareStatus, Slot, TenantSettings, Usage, VERSION, WatchEvent, WatchFrom, Wishes,
 };
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
@@ -98,6 +98,13 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("host_held", Request::Client(C::HostHeld { segments: vec![SEGMENT] })),
         ("host_back", Request::Client(C::HostBack { segment: 7 })),
         ("phases", Request::Client(C::Phases(PHASES.to_vec()))),
+        ("asleep", Request::Client(C::Asleep)),
+        (
+            "cannot_sleep",
+            Request::Client(C::CannotSleep { reason: "its threads are busy".into(), for_good: false }),
+        ),
+        ("wake_wanted", Request::Client(C::WakeWanted)),
+        ("awake", Request::Client(C::Awake { took_us: 5 })),
         ("status", Request::Admin(AdminRequest::Status)),
         (
             "set_quantum",
@@ -127,6 +134,8 @@ fn requests() -> Vec<(&'static str, Request)> {
         ),
         ("remove_seat", Request::Admin(AdminRequest::RemoveSeat(seat().name()))),
         ("bound_job", Request::Admin(AdminRequest::SetJobBounds { job: 42, given })),
+        ("sleep a client", Request::Admin(AdminRequest::Sleep { client: 3 })),
+        ("wake a client", Request::Admin(AdminRequest::Wake { client: 3 })),
     ]
 }
 
@@ -184,6 +193,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         },
         host_memory: 9,
     };
+    let asleep = ClientStatus { state: ClientState::Asleep, ..ClientStatus::parked(3) };
     let scheduler = SchedulerStatus {
         version: "0.1.0".into(),
         pid: 1,
@@ -226,13 +236,20 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("pong", Reply::Client(S::Pong)),
         ("host_memory", Reply::Client(S::HostMemory { offered: true, segments: vec![SEGMENT] })),
         ("host_short", Reply::Client(S::HostShort { bytes: 9 << 20 })),
+        ("sleep", Reply::Client(S::Sleep)),
+        ("wake", Reply::Client(S::Wake)),
         ("status of the scheduler", Reply::Admin(AdminReply::Scheduler(scheduler))),
         ("status of a gpu", Reply::Admin(AdminReply::Gpu(gpu))),
         ("status of a client", Reply::Admin(AdminReply::Client(Box::new(client)))),
+        ("status of a client that is asleep", Reply::Admin(AdminReply::Client(Box::new(asleep)))),
         ("end of status", Reply::Admin(AdminReply::End)),
         ("done", Reply::Admin(AdminReply::Done { text: "scheduling is on".into() })),
         ("watching", Reply::Admin(AdminReply::Watching { boot: 7, first: 10 })),
-        ("event", Reply::Admin(AdminReply::Event(Box::new(event)))),
+        ("event", Reply::Admin(AdminReply::Event(Box::new(event.clone())))),
+        (
+            "event of a process that is asleep",
+            Reply::Admin(AdminReply::Event(Box::new(WatchEvent { event: EventKind::Asleep, ..event }))),
+        ),
         ("missed", Reply::Admin(AdminReply::Missed { count: 3 })),
         ("alive", Reply::Admin(AdminReply::Alive)),
         (
@@ -253,6 +270,14 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ),
         ("unused seats", Reply::Admin(AdminReply::UnusedSeats(vec![seat().name()]))),
         ("phases of an event", Reply::Admin(AdminReply::Phases(PHASES.to_vec()))),
+        (
+            "asleep row",
+            Reply::Admin(AdminReply::Asleep(Box::new(AsleepStatus {
+                client: 3,
+                needs: vec![Amount { gpu: GPU, bytes: 5 << 30 }],
+                wakes: true,
+            }))),
+        ),
         ("refused", Reply::Refused { reason: "no".into() }),
     ]
 }

@@ -282,11 +282,16 @@ impl Machine {
             // A drain ends with the counters, and all that they count is complete.
             SchedulerMessage::AskProgress { .. } if matches!(self.phase, Phase::Draining { .. }) => {}
             SchedulerMessage::AskProgress { ticket } => self.act(Action::Post(MoverOrder::Count(ticket))),
+            SchedulerMessage::Sleep => self.act(Action::Send(ClientMessage::CannotSleep {
+                reason: "its library cannot go off the card".to_owned(),
+                for_good: true,
+            })),
             SchedulerMessage::Limit(room) => self.act(Action::AllocationLimit(room)),
             // The library takes the page, and memory of the host, itself. PONG has had its effect when it was heard.
             SchedulerMessage::Quota { .. }
             | SchedulerMessage::HostMemory { .. }
             | SchedulerMessage::HostShort { .. }
+            | SchedulerMessage::Wake
             | SchedulerMessage::Pong => {}
         }
     }

@@ -164,6 +164,7 @@ pub(crate) fn state(state: ClientState) -> &'static str {
         ClientState::Free => "free",
         ClientState::Gone => "gone",
         ClientState::Left => "left",
+        ClientState::Asleep => "asleep",
     }
 }
 

@@ -247,7 +247,7 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> R
             ClientState::Restoring | ClientState::Draining | ClientState::Next => Color::Cyan,
             ClientState::Waiting => Color::Yellow,
             ClientState::Blocked | ClientState::Left => Color::Red,
-            ClientState::Parked | ClientState::Idle | ClientState::Gone => Color::Reset,
+            ClientState::Parked | ClientState::Idle | ClientState::Gone | ClientState::Asleep => Color::Reset,
         };
         let style = style(top, colour);
         let style = if is_selected { style.add_modifier(Modifier::BOLD) } else { style };

@@ -49,6 +49,9 @@ impl CoreTask {
                 self.bound_job(job, now);
                 Ok((format!("job {job}: {said}"), Some(change)))
             }),
+            AdminRequest::Sleep { .. } | AdminRequest::Wake { .. } => {
+                Err("this scheduler lets no client sleep".to_owned())
+            }
             AdminRequest::On => {
                 let text = self.core.switch_on(now);
                 Ok((text, Some(self.store.set_scheduling(true))))

@@ -74,8 +74,12 @@ impl Books {
             ClientMessage::Evicted { gpu, short } => self.on_evicted(id, phase, gpu, short),
             ClientMessage::Ping => self.send(id, SchedulerMessage::Pong),
             ClientMessage::Progress { ticket, submissions } => self.note_progress(id, ticket, submissions),
-            // The host's memory is handed out beside the core, and phases are for those who watch.
+            // The host's memory is handed out beside the core, and phases are for those who watch. No client is sent SLEEP yet.
             ClientMessage::Phases(_)
+            | ClientMessage::Asleep
+            | ClientMessage::CannotSleep { .. }
+            | ClientMessage::WakeWanted
+            | ClientMessage::Awake { .. }
             | ClientMessage::HostWanted { .. }
             | ClientMessage::HostHeld { .. }
             | ClientMessage::HostBack { .. } => {}
