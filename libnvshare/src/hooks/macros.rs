@@ -16,11 +16,14 @@ macro_rules! hook_function {
 
 /// A call at its place at the gate.
 macro_rules! at_gate {
-    ([none] $per_thread:literal, $call:expr) => {
-        $call
-    };
+    ([none] $per_thread:literal, $call:expr) => {{
+        let entered = $crate::work::gate::door::enter();
+        let result = $call;
+        $crate::work::gate::door::leave(entered);
+        result
+    }};
     ([handler] $per_thread:literal, $call:expr) => {
-        $call
+        at_gate!([none] $per_thread, $call)
     };
     ([on $($stream:tt)+] $per_thread:literal, $call:expr) => {{
         // SAFETY: the stream is read from the caller's arguments as the driver itself would read it.

@@ -201,7 +201,7 @@ pub(crate) fn free_without_waiting() {
         && !lifecycle::is_exiting()
         && (free::has_late_ends() || DEFERRED.has(is_for_thread))
         && DEFERRED.begin_thread()
-        && !threads::spawn("nvshare-free", run_thread)
+        && !threads::spawn_worker("nvshare-free", run_thread)
     {
         DEFERRED.end_thread();
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod answering;
 pub(crate) mod bell;
+pub(crate) mod blocked;
 pub(crate) mod c_library;
 pub(crate) mod config;
 pub(crate) mod counters;

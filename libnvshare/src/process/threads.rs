@@ -1,10 +1,52 @@
 //! Threads of the library, and questions about threads of the program.
 
+use std::cell::Cell;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+
+thread_local! {
+    static OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Threads that call the driver in the background.
+static WORKERS: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether the calling thread is one of the library's.
+pub(crate) fn is_own() -> bool {
+    OWN.try_with(Cell::get).unwrap_or(false)
+}
+
+/// Whether a thread runs that was started by [`spawn_worker`].
+pub(crate) fn has_workers() -> bool {
+    WORKERS.load(Ordering::SeqCst) > 0
+}
+
+/// Counts as a worker until it is dropped.
+struct Worker;
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        WORKERS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Starts a thread of the library that calls the driver and ends when that is done. Returns whether it was started.
+pub(crate) fn spawn_worker(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
+    WORKERS.fetch_add(1, Ordering::SeqCst);
+    let worker = Worker;
+    spawn(name, move || {
+        let _worker = worker;
+        body();
+    })
+}
 
 /// Starts a thread of the library, with all signals blocked. Returns whether it was started.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
+    let body = move || {
+        OWN.set(true);
+        body();
+    };
     // SAFETY: signal sets are plain memory and are filled before use. The calling thread's mask is restored.
     unsafe {
         let mut all = std::mem::zeroed();
@@ -65,6 +107,23 @@ pub(crate) fn sleep(time: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_counts_until_it_ends() {
+        static MAY_END: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+        assert!(!is_own());
+        assert!(spawn_worker("nvshare-test", || {
+            assert!(is_own());
+            while !MAY_END.load(Ordering::SeqCst) {
+                pause();
+            }
+        }));
+        assert!(has_workers());
+        MAY_END.store(true, Ordering::SeqCst);
+        while has_workers() {
+            pause();
+        }
+    }
 
     #[test]
     fn polls_come_late_by_a_part_of_the_wait() {

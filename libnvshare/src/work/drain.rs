@@ -205,7 +205,7 @@ fn wait_for_context(context: &Arc<Context>) -> Looked {
     let waiting = Arc::new(AtomicU32::new(WAITS));
     let (context, by) = (Arc::clone(context), Arc::clone(&waiting));
     let target = Target::Whole(Arc::clone(&context), waiting);
-    let begun = threads::spawn("nvshare-wait", move || {
+    let begun = threads::spawn_worker("nvshare-wait", move || {
         let waited = captures::hold_off(&context).map(|_quiet| context.with(driver::synchronize_context));
         let complete = match waited {
             Some(Ok(Err(error))) => error.ends_all_work(),

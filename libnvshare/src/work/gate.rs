@@ -7,6 +7,7 @@
 //! An open gate costs one store on the way in and one on the way out: no lock, no allocation, no clock, no look-up.
 
 mod atomics;
+pub(crate) mod door;
 mod fence;
 mod marks;
 mod slots;
@@ -28,6 +29,7 @@ use crate::process::{bell, lifecycle};
 use crate::work::stream_key::StreamKey;
 use crate::work::streams::{self, Stream};
 use crate::work::{callbacks, captures, contexts, used_devices};
+use door::Entered;
 use fence::Fence;
 use slots::Slot;
 
@@ -82,6 +84,8 @@ enum Then {
     Learn(StreamKey),
     /// Work in flight is bounded: count this launch.
     Count(&'static Stream),
+    /// The thread did not step in: it is counted at the door.
+    LeaveDoor(Entered),
 }
 
 /// A place in the stack frame of the call that passes the gate. The word in it shows that the frame still lives.
@@ -132,9 +136,9 @@ pub(crate) fn enter(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<
 #[inline(always)]
 pub(crate) fn leave(pass: Pass, mark: &FrameMark, result: CUresult) {
     // SAFETY: slots live for ever.
-    let Some(slot) = (unsafe { pass.slot.as_ref() }) else { return };
+    let Some(slot) = (unsafe { pass.slot.as_ref() }) else { return leave_from_outside(&pass) };
     match pass.then {
-        Then::Nothing => {}
+        Then::Nothing | Then::LeaveDoor(_) => {}
         Then::Count(stream) => {
             if stream.launch_window.launched() {
                 leave_marked(stream, result);
@@ -144,6 +148,14 @@ pub(crate) fn leave(pass: Pass, mark: &FrameMark, result: CUresult) {
     }
     mark.write(0);
     slot.step_out();
+}
+
+/// The end of a call that did not step in.
+#[inline(always)]
+fn leave_from_outside(pass: &Pass) {
+    if let Then::LeaveDoor(entered) = pass.then {
+        door::leave(entered);
+    }
 }
 
 #[cold]
@@ -186,21 +198,25 @@ enum Inside {
 #[cold]
 #[inline(never)]
 fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass, CUresult> {
-    let outside = |slot| Ok(Pass { slot, then: Then::Nothing });
     let slot = slots::acquire();
     // SAFETY: slots live for ever.
-    let Some(mine) = (unsafe { slot.as_ref() }) else { return outside(slot) };
+    let Some(mine) = (unsafe { slot.as_ref() }) else {
+        return Ok(Pass { slot, then: Then::Nothing });
+    };
     if !mine.is_outside() {
         match mine.inside(mark) {
             Inside::Nested => {
                 if STATE.load(Ordering::SeqCst) >= CLOSED {
                     mine.count_passed_by();
                 }
-                return outside(ptr::null());
+                return Ok(Pass { slot: ptr::null(), then: Then::Nothing });
             }
             Inside::Left => mine.step_out(),
         }
     }
+    // This asks the driver about the thread and its stream, and some calls go around the gate.
+    let mut at_door = door::enter();
+    let outside = |at_door| Ok(Pass { slot: ptr::null(), then: Then::LeaveDoor(at_door) });
     loop {
         let state = STATE.load(Ordering::SeqCst);
         match state {
@@ -208,6 +224,7 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass
                 if state == GUARDED
                     && let Some(error) = streams::failure(stream)
                 {
+                    door::leave(at_door);
                     return Err(error);
                 }
                 let known = mine.find(stream);
@@ -221,6 +238,7 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass
                 // It may have been closed meanwhile, and open in another way.
                 if STATE.load(Ordering::SeqCst) == state {
                     mine.count();
+                    door::leave(at_door);
                     let then = match known {
                         None => Then::Learn(stream),
                         Some(known) if state != OPEN => Then::Count(known),
@@ -234,23 +252,25 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass
                 start();
                 // Before `cuInit` there is no session, and the driver reports an error.
                 if STATE.load(Ordering::SeqCst) == DORMANT {
-                    return outside(ptr::null());
+                    return outside(at_door);
                 }
             }
             _ => {
                 // The drain may be waiting for this thread.
                 if callbacks::are_running() {
                     mine.count_passed_by();
-                    return outside(ptr::null());
+                    return outside(at_door);
                 }
                 used_devices::add_current();
                 // Nothing runs on a capturing stream, and a capture is not delayed half-way. The exception is a call
                 // that may name addresses without memory: the driver refuses them, or takes them for the host's
                 // (measured).
                 if !CAPTURES_WAIT.load(Ordering::Relaxed) && captures::is_capturing(stream) {
-                    return outside(ptr::null());
+                    return outside(at_door);
                 }
+                door::leave(at_door);
                 sleep_until_open();
+                at_door = door::enter();
             }
         }
     }
@@ -306,10 +326,11 @@ fn open_if_driver_has_ended() -> bool {
     has_ended
 }
 
-/// Has the threads that sleep look at what keeps them.
+/// Has the threads that sleep look at what keeps them, here and at the door.
 pub(crate) fn wake() {
     drop(lock(&SLEEP_LOCK));
     WAKE.notify_all();
+    door::wake();
 }
 
 /// Steps in if the gate is open. For calls that must not sleep.
@@ -346,7 +367,7 @@ pub(crate) fn enter_for_addresses(mark: &FrameMark, start: fn()) -> Result<Pass,
     if CAPTURES_WAIT.load(Ordering::Relaxed) {
         return enter(StreamKey::LEGACY, mark, start);
     }
-    Ok(Pass { slot: ptr::null(), then: Then::Nothing })
+    Ok(Pass { slot: ptr::null(), then: Then::LeaveDoor(door::enter()) })
 }
 
 /// From now on, addresses may have no memory while the gate is closed: calls that name them wait, on capturing streams too.
@@ -476,5 +497,6 @@ pub(crate) fn totals() -> (u64, u64) {
 /// Opens the gate for ever, in a forked child.
 pub(crate) fn after_fork_in_child() {
     STATE.store(OPEN, Ordering::SeqCst);
+    door::after_fork_in_child();
     slots::forget_current();
 }

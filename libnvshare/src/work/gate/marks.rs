@@ -44,6 +44,11 @@ impl Marks {
         if self.inside.load(Ordering::SeqCst) == 0 {
             return true;
         }
+        self.has_no_owner(is_gone)
+    }
+
+    /// Whether the slot belongs to no thread, or to one that is gone.
+    pub(super) fn has_no_owner(&self, is_gone: impl Fn(i32) -> bool) -> bool {
         let owner = self.owner.load(Ordering::Acquire);
         owner == 0 || is_gone(owner)
     }

@@ -39,6 +39,8 @@ pub(super) struct Slot {
     own: Stream,
     gated: AtomicU64,
     passed_by: AtomicU64,
+    /// The calls of this thread that the [door](super::door) counts, one inside the other.
+    calls: AtomicU32,
     next: AtomicPtr<Slot>,
 }
 
@@ -98,6 +100,7 @@ fn push(owner: i32) -> &'static Slot {
         own: Stream::none(StreamKey::PER_THREAD),
         gated: AtomicU64::new(0),
         passed_by: AtomicU64::new(0),
+        calls: AtomicU32::new(0),
         next: AtomicPtr::new(FIRST.load(Ordering::Acquire)),
     }));
     let mut first = slot.next.load(Ordering::Relaxed);
@@ -117,6 +120,7 @@ fn give_back_at_exit(slot: *const Slot) {
             slot.marks.step_out();
             slot.known_at.store(0, Ordering::Relaxed);
             slot.own.launch_window.reset();
+            slot.calls.store(0, Ordering::Release);
             slot.marks.give_back();
         }
     }
@@ -220,6 +224,25 @@ impl Slot {
     /// Whether nobody is inside by this slot: not marked, or marked by a thread that is gone.
     pub(super) fn is_vacant(&self) -> bool {
         self.marks.is_vacant(threads::is_gone)
+    }
+
+    /// Counts a call, before its look at the door. Returns whether it is made from inside no other.
+    #[inline(always)]
+    pub(super) fn begin_call(&self) -> bool {
+        let before = self.calls.load(Ordering::Relaxed);
+        self.calls.store(before + 1, Ordering::Relaxed);
+        FENCE.after_mark();
+        before == 0
+    }
+
+    #[inline(always)]
+    pub(super) fn end_call(&self) {
+        self.calls.store(self.calls.load(Ordering::Relaxed) - 1, Ordering::Release);
+    }
+
+    /// Whether no call is counted, or only calls of a thread that is gone.
+    pub(super) fn has_no_call(&self) -> bool {
+        self.calls.load(Ordering::SeqCst) == 0 || self.marks.has_no_owner(threads::is_gone)
     }
 }
 

@@ -106,7 +106,7 @@ fn order(task: Task, others_lack: u64) {
     orders.others_lack = orders.others_lack.max(others_lack);
     let begins = !std::mem::replace(&mut orders.has_thread, true);
     drop(orders);
-    if begins && !threads::spawn("nvshare-pool", run_thread) {
+    if begins && !threads::spawn_worker("nvshare-pool", run_thread) {
         lock(&ORDERS).has_thread = false;
     }
 }

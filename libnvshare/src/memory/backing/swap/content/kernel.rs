@@ -109,7 +109,7 @@ pub(in super::super) fn prepare(context: &Arc<Context>) {
         kernels.push((Arc::clone(context), State::Loading));
     }
     let of = Arc::clone(context);
-    let begun = threads::spawn("nvshare-content", move || {
+    let begun = threads::spawn_worker("nvshare-content", move || {
         let loaded = Kernel::load(&of);
         set(&of, loaded.map(Arc::new));
     });

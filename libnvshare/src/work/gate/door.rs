@@ -1,0 +1,196 @@
+//! The door in front of the driver, for a process that may go off the card (`memory/sleep.rs`).
+//!
+//! While a process is off the card, some of the driver's functions would end it. So each call of the program looks at one word first.
+//! While the door is closed, the call waits, and the session is told. Calls of the library's own threads do not look.
+//!
+//! To close the door is not enough: a thread may have looked before. There are three ways into the driver.
+//!
+//! - A submission passes the gate, which is closed all the while, with nobody inside.
+//! - Another hook counts its call in the thread's slot and then looks ([`enter`]). A fence keeps that order, as at the gate. After
+//!   [`close`], and once [`has_nobody_inside`] says so, no such call is under way. An exception that unwinds through a hook leaves the
+//!   count as it is, and the process never sleeps again.
+//! - A function without a hook has a thunk (`hooks/thunks.rs`), which looks and jumps. Between the two a thread is never blocked in a
+//!   system call. So each thread has to be seen blocked once ([`Unseen`](crate::process::blocked::Unseen)).
+//!
+//! A thread that waits here allocates nothing, looks no symbol up, and keeps its `errno`: it may hold the loader's lock.
+
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::FENCE;
+use super::slots::{self, Slot};
+use crate::driver;
+use crate::process::lock::lock;
+use crate::process::{bell, lifecycle, threads};
+
+/// The process never goes off the card, and calls are not counted.
+const NONE: u32 = 0;
+const OPEN: u32 = 1;
+/// The process is off the card, or on its way there or back. Thunks compare the word with this.
+pub(crate) const CLOSED: u32 = 2;
+
+/// The state of the door. Thunks read it.
+pub(crate) static WORD: AtomicU32 = AtomicU32::new(NONE);
+/// Threads that wait at the door.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+/// Held between a waiter's look at the word and its sleep, so that no wake-up is lost in between.
+static WAIT_LOCK: Mutex<()> = Mutex::new(());
+static OPENED: Condvar = Condvar::new();
+
+/// A call that is counted, until it [leaves](leave).
+#[derive(Debug, Clone, Copy)]
+#[must_use = "a call that is counted has to be counted out"]
+pub(crate) struct Entered {
+    /// Null: it is not counted.
+    slot: *const Slot,
+}
+
+impl Entered {
+    const UNCOUNTED: Self = Self { slot: ptr::null() };
+}
+
+/// Hangs the door, before the first call of the driver: from now on the process may go off the card.
+pub(crate) fn hang() {
+    if !lifecycle::is_forked() {
+        let _ = WORD.compare_exchange(NONE, OPEN, Ordering::SeqCst, Ordering::SeqCst);
+    }
+}
+
+/// Whether there is a door.
+pub(crate) fn is_hung() -> bool {
+    WORD.load(Ordering::SeqCst) != NONE
+}
+
+/// Counts a call of the program, and waits while the door is closed. A call from inside another one does not wait.
+#[inline(always)]
+pub(crate) fn enter() -> Entered {
+    if WORD.load(Ordering::Relaxed) == NONE {
+        return Entered::UNCOUNTED;
+    }
+    let slot = slots::current();
+    // SAFETY: slots live for ever.
+    if let Some(mine) = unsafe { slot.as_ref() } {
+        let is_first = mine.begin_call();
+        if !is_first || WORD.load(Ordering::SeqCst) != CLOSED {
+            return Entered { slot };
+        }
+        mine.end_call();
+    }
+    enter_slowly()
+}
+
+#[cold]
+#[inline(never)]
+fn enter_slowly() -> Entered {
+    let slot = slots::acquire();
+    // SAFETY: slots live for ever.
+    let Some(mine) = (unsafe { slot.as_ref() }) else { return Entered::UNCOUNTED };
+    while mine.begin_call() && WORD.load(Ordering::SeqCst) == CLOSED {
+        mine.end_call();
+        if !wait() {
+            return Entered::UNCOUNTED;
+        }
+    }
+    Entered { slot }
+}
+
+/// Counts a call out.
+#[inline(always)]
+pub(crate) fn leave(entered: Entered) {
+    // SAFETY: slots live for ever.
+    if let Some(mine) = unsafe { entered.slot.as_ref() } {
+        mine.end_call();
+    }
+}
+
+/// For thunks: waits while the door is closed.
+pub(crate) extern "C" fn wait_for_thunk() {
+    wait();
+}
+
+/// Counts a thread as waiting while this lives, even if the thread is cancelled.
+struct Waiter;
+
+impl Waiter {
+    fn count() -> Self {
+        WAITING.fetch_add(1, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Waits while the door is closed. False: it is closed and this thread does not wait, since it is one of the library's, or the driver
+/// has shut down.
+#[cold]
+fn wait() -> bool {
+    /// How often a thread that waits while the process exits looks whether the driver has shut down.
+    const LOOK: Duration = Duration::from_millis(1);
+    // The driver may call itself by its exported names, which are the hooks.
+    if threads::is_own() {
+        return false;
+    }
+    // SAFETY: the thread's own place.
+    let errno = unsafe { *libc::__errno_location() };
+    let waiter = Waiter::count();
+    bell::ring();
+    let mut wait = lock(&WAIT_LOCK);
+    let mut has_ended = false;
+    while WORD.load(Ordering::SeqCst) == CLOSED && !has_ended {
+        if lifecycle::is_exiting() {
+            (wait, _) = OPENED.wait_timeout(wait, LOOK).unwrap_or_else(PoisonError::into_inner);
+            drop(wait);
+            has_ended = driver::has_ended();
+            wait = lock(&WAIT_LOCK);
+        } else {
+            wait = OPENED.wait(wait).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+    drop(wait);
+    drop(waiter);
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    !has_ended
+}
+
+/// Closes the door. Calls may still be under way: see the [module](self).
+pub(crate) fn close() {
+    let _wait = lock(&WAIT_LOCK);
+    let _ = WORD.compare_exchange(OPEN, CLOSED, Ordering::SeqCst, Ordering::SeqCst);
+    FENCE.before_look();
+}
+
+/// Opens the door.
+pub(crate) fn open() {
+    let wait = lock(&WAIT_LOCK);
+    let _ = WORD.compare_exchange(CLOSED, OPEN, Ordering::SeqCst, Ordering::SeqCst);
+    drop(wait);
+    OPENED.notify_all();
+}
+
+/// Has the threads that wait look at what keeps them.
+pub(crate) fn wake() {
+    drop(lock(&WAIT_LOCK));
+    OPENED.notify_all();
+}
+
+/// Whether a call of the program waits at the door.
+pub(crate) fn has_waiters() -> bool {
+    WAITING.load(Ordering::SeqCst) > 0
+}
+
+/// Whether no call of the program is counted as under way.
+pub(crate) fn has_nobody_inside() -> bool {
+    slots::all().all(Slot::has_no_call)
+}
+
+/// Takes the door away, in a forked child.
+pub(super) fn after_fork_in_child() {
+    WORD.store(NONE, Ordering::SeqCst);
+}
