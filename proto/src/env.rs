@@ -39,6 +39,8 @@ pub const DEBUG: &str = "NVSHARE_DEBUG";
 pub const ENABLE_SINGLE_OVERSUB: &str = "NVSHARE_ENABLE_SINGLE_OVERSUB";
 /// `0`: evicted memory comes back by page faults instead of in bulk. For measurements.
 pub const RESTORE: &str = "NVSHARE_RESTORE";
+/// `0`: the process never goes off the card.
+pub const SLEEP: &str = "NVSHARE_SLEEP";
 /// The library to preload, for `nvshare-ctl run`.
 pub const LIBRARY: &str = "NVSHARE_LIBRARY";
 /// The scheduler's configuration file.
@@ -81,7 +83,7 @@ pub fn is_compute_limit(name: &str) -> bool {
 }
 
 /// All variables of nvshare, for the library, the scheduler and the command line.
-pub const KNOWN: [&str; 20] = [
+pub const KNOWN: [&str; 21] = [
     SOCKET,
     ADMIN_SOCKET,
     MEM_LIMIT,
@@ -99,6 +101,7 @@ pub const KNOWN: [&str; 20] = [
     DEBUG,
     ENABLE_SINGLE_OVERSUB,
     RESTORE,
+    SLEEP,
     LIBRARY,
     CONFIG,
     BENCH_INSIDE,

@@ -7,6 +7,7 @@ use crate::driver::functions::signatures;
 use crate::driver::types::CUresult;
 use crate::lookup::{self, Table};
 use crate::process::{config, lifecycle};
+use crate::work::gate::door;
 
 /// Fails if the environment has a limit that cannot be parsed, before the program can allocate anything.
 ///
@@ -15,6 +16,9 @@ use crate::process::{config, lifecycle};
 pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint, table: &'static Table) -> CUresult {
     if config::get().is_err() {
         return CUresult::INVALID_VALUE;
+    }
+    if config::sleeps() {
+        door::hang();
     }
     // SAFETY: the caller's argument.
     let result = unsafe { real(flags) };

@@ -21,4 +21,5 @@ mod stream_ordered;
 mod streams;
 pub(crate) mod table;
 mod target;
+mod thunks;
 mod vmm;

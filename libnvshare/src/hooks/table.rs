@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use super::macros::{at_gate, hook_function, once_more, treated, unless_forked};
 use super::{
     arrays, callbacks, captures, contexts, graphs, init, ipc, memory, memory_info, nodes, pointers, pools,
-    stream_ordered, streams, vmm,
+    stream_ordered, streams, thunks, vmm,
 };
 use crate::driver::functions;
 use crate::driver::types::*;
@@ -39,6 +39,8 @@ macro_rules! hooks {
                 $( stringify!($cname), $( stringify!($cper_thread), )? )*
                 $( stringify!($fname), )*
             ],
+            thunks: thunks::THUNKS,
+            has_thunk: thunks::is_for,
         };
 
         /// The treatment of each function that has a hook, for `docs/entry-points.md`.

@@ -41,6 +41,10 @@ pub(crate) struct Table {
     pub(crate) hooks: &'static [Hook],
     /// Names of functions without a hook.
     pub(crate) without_hook: &'static [&'static str],
+    /// What stands before each of these, with a place for the driver's own.
+    pub(crate) thunks: &'static [Hook],
+    /// Whether a function without a hook is one that the program reaches through its thunk, if the process may go off the card.
+    pub(crate) has_thunk: fn(&str) -> bool,
 }
 
 impl Table {
@@ -48,17 +52,30 @@ impl Table {
     pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.hooks.iter().map(|hook| hook.name).chain(self.without_hook.iter().copied())
     }
+
+    /// The thunks that this process uses.
+    fn thunks_in_use(&self) -> impl Iterator<Item = &'static Hook> {
+        let all: &'static [Hook] = if config::sleeps() { self.thunks } else { &[] };
+        let has_thunk = self.has_thunk;
+        all.iter().filter(move |thunk| has_thunk(thunk.name))
+    }
 }
 
-/// Whether a name has a hook.
+/// Whether the library has something to put in the place of a function.
 pub(crate) fn is_hooked(table: &'static Table, name: &str) -> bool {
     static NAMES: OnceLock<Vec<&str>> = OnceLock::new();
     let names = NAMES.get_or_init(|| {
-        let mut names: Vec<&str> = table.hooks.iter().map(|hook| hook.name).collect();
+        let mut names: Vec<&str> =
+            table.hooks.iter().chain(table.thunks_in_use()).map(|hook| hook.name).collect();
         names.sort_unstable();
         names
     });
     names.binary_search(&name).is_ok()
+}
+
+/// The functions that are to have a thunk, and that loaded objects are linked to: their calls do not look at the door.
+pub(crate) fn linked_past_thunks(table: &'static Table) -> Vec<String> {
+    elf::undefined_in_loaded(|name| table.thunks_in_use().any(|thunk| thunk.name == name))
 }
 
 /// Whether `found` is the address of the hook with this name, and not of the driver's function.
@@ -80,7 +97,7 @@ pub(crate) unsafe fn swap(table: &Table, found: *mut c_void, name: *const c_char
     hook_for(table, found, |of| of == name || base(of) == base(name)).unwrap_or(found)
 }
 
-/// The hook for an address of the driver. A linker may place several functions at one address; `is_meant` then chooses by
+/// The hook, or the thunk in use, for an address of the driver. A linker may place several functions at one address; `is_meant` then chooses by
 /// name.
 fn hook_for(table: &Table, address: *mut c_void, is_meant: impl Fn(&str) -> bool) -> Option<*mut c_void> {
     /// The driver's address, the name and the hook's address, sorted by the driver's address.
@@ -94,7 +111,11 @@ fn hook_for(table: &Table, address: *mut c_void, is_meant: impl Fn(&str) -> bool
             let real = hook.real.load(Ordering::Acquire);
             (!real.is_null()).then_some((real as usize, hook.name, hook.address.0 as usize))
         };
-        let mut swaps: Vec<_> = table.hooks.iter().filter_map(swap).collect();
+        let fill = |thunk: &&'static Hook| {
+            thunk.real.store(functions::exported(thunk.name).cast(), Ordering::Release);
+        };
+        let hooks = table.hooks.iter().chain(table.thunks_in_use().inspect(fill));
+        let mut swaps: Vec<_> = hooks.filter_map(swap).collect();
         swaps.sort_unstable();
         swaps
     });

@@ -50,6 +50,8 @@ pub(crate) struct Config {
     pub(crate) oversubscribe: bool,
     /// Evicted memory comes back in bulk.
     pub(crate) restore: bool,
+    /// The process may go off the card.
+    pub(crate) sleep: bool,
     /// Memory asked for as device memory looks like it, though it is managed.
     pub(crate) disguise: bool,
     /// Sizes of device memory that stays the driver's own; `None`: nothing is said of it.
@@ -157,6 +159,7 @@ impl Config {
             content: Content::Hashes,
             oversubscribe: false,
             restore: true,
+            sleep: true,
             disguise: true,
             plain: None,
             log: Level::Warn,
@@ -248,6 +251,7 @@ impl Config {
             names::DISGUISE => self.disguise = parse_switch(value)?,
             names::PLAIN => self.plain = Some(parse_sizes(value)?),
             names::RESTORE => self.restore = parse_switch(value)?,
+            names::SLEEP => self.sleep = parse_switch(value)?,
             _ => {
                 // `NVSHARE_MEM_LIMIT_MB` itself is matched above.
                 let forms = [
@@ -377,6 +381,16 @@ fn read() -> Result<Config, Error> {
         Err((variable, reason)) => return Err(Error { variable, reason, is_of_seat: true }),
     }
     Ok(config)
+}
+
+/// Whether the process may go off the card. Look-ups ask before `cuInit`, and get what the environment says at the first time.
+pub(crate) fn sleeps() -> bool {
+    static SLEEPS: OnceLock<bool> = OnceLock::new();
+    let value = |name: &str| env::var(name).unwrap_or_default();
+    *SLEEPS.get_or_init(|| {
+        let sleep = value(names::SLEEP);
+        value(names::MEMORY) == "swap" && (sleep.is_empty() || parse_switch(&sleep).unwrap_or(false))
+    })
 }
 
 /// Warns of variables that have no effect, though a user may expect one.
