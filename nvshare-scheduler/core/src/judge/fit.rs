@@ -7,9 +7,10 @@ use nvshare_proto::units::{Bytes, saturate};
 use crate::policy::together;
 use crate::state::State;
 use crate::state::client::{Client, ClientId, Phase};
+use crate::state::entry::{Entry, Standing};
 use crate::state::gangs::Unit;
 use crate::state::gpu::{CapacityFigures, CapacitySource, Gpu};
-use crate::state::ledger::{Entry, Group, Standing};
+use crate::state::ledger::Group;
 
 impl State {
     /// Returns the bytes that a client may fill.

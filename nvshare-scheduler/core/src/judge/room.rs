@@ -5,9 +5,9 @@ use nvshare_proto::units::{GIB, saturate};
 use crate::policy::victims::{self, Candidate, NextTurn};
 use crate::state::State;
 use crate::state::client::{Client, ClientId};
+use crate::state::entry::{Entry, Standing};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
-use crate::state::ledger::{Entry, Standing};
 use crate::state::place::Place;
 
 /// Room given, or made, beyond what an allocation asked for, so that not every allocation has to ask. At most

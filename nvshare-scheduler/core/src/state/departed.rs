@@ -2,8 +2,8 @@
 
 use crate::Time;
 use crate::state::client::{Client, ClientId, Job};
+use crate::state::entry::{Entry, Standing};
 use crate::state::gpu::{Departed, Gpu};
-use crate::state::ledger::{Entry, Standing};
 use crate::state::place::Place;
 use crate::state::share::Activity;
 

@@ -11,6 +11,7 @@ pub(crate) mod config;
 pub(crate) mod cost;
 pub(crate) mod departed;
 pub(crate) mod entries;
+pub(crate) mod entry;
 pub(crate) mod gangs;
 pub(crate) mod gpu;
 pub(crate) mod ledger;

@@ -8,9 +8,9 @@ use crate::policy::patience::PROMISE_LASTS;
 use crate::report::warnings::Topic;
 use crate::state::account::{EvictOrder, Promise};
 use crate::state::client::{ClientId, Phase};
+use crate::state::entry::Standing;
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
-use crate::state::ledger::Standing;
 use crate::steps::books::Books;
 
 impl Books {
