@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 
-use nvshare_proto::{ClientStatus, GpuStatus, GpuUuid, SchedulerStatus, TenantSettings};
+use nvshare_proto::{AsleepStatus, ClientStatus, GpuStatus, GpuUuid, SchedulerStatus, TenantSettings};
 
 use crate::Time;
 use crate::inputs::Event;
@@ -150,6 +150,23 @@ impl Core {
         self.apply(now, |books| books.tell_limits(client, before));
     }
 
+    /// Has a client's process go off the card as soon as it can. Returns a line that says what is done.
+    ///
+    /// # Errors
+    /// When there is no such client, or it cannot go.
+    pub fn sleep(&mut self, client: ClientId, now: Time) -> Result<String, String> {
+        self.request(now, |books| books.order_sleep(client))
+    }
+
+    /// Has a client's process come back to the card, or takes back that it was to go. Returns a line that says
+    /// what is done.
+    ///
+    /// # Errors
+    /// When there is no such client.
+    pub fn wake(&mut self, client: ClientId, now: Time) -> Result<String, String> {
+        self.request(now, |books| books.order_wake(client))
+    }
+
     /// Asks every client for its counters, unless it still has to answer.
     pub fn ask_counters(&mut self) -> Vec<ClientId> {
         self.books.ask_counters()
@@ -175,6 +192,12 @@ impl Core {
     #[must_use]
     pub fn client_status_at(&self, now: Time) -> Vec<ClientStatus> {
         self.books.client_status_at(now)
+    }
+
+    /// Returns a row for each client whose process is off the card.
+    #[must_use]
+    pub fn asleep_status(&self) -> Vec<AsleepStatus> {
+        self.state().asleep_status()
     }
 
     /// Returns the clients that have a row in [`Self::client_status_at`].

@@ -17,9 +17,10 @@ pub(super) struct Rule {
 }
 
 /// The files of rules, all of those in `xtask/rules`; [`parse`] says what they look like.
-pub(super) const LISTS: [&str; 9] = [
+pub(super) const LISTS: [&str; 10] = [
     include_str!("../../rules/library.rules"),
     include_str!("../../rules/stream-order.rules"),
+    include_str!("../../rules/sleep.rules"),
     include_str!("../../rules/gone.rules"),
     include_str!("../../rules/driver.rules"),
     include_str!("../../rules/scheduler.rules"),

@@ -7,6 +7,7 @@ use crate::state::client::{ClientId, Job};
 use crate::state::config::Config;
 use crate::state::gpu::Gpu;
 use crate::state::rule::Rule;
+use crate::state::sleep::Sleep;
 use crate::steps::books::Books;
 
 impl Books {
@@ -18,6 +19,10 @@ impl Books {
         self.set_scheduling(true);
         self.report_mut().emit_setting(EventKind::On, None, None);
         for id in self.state().client_ids() {
+            if self.state().client(id).is_some_and(|client| client.sleep.is_off_card()) {
+                // It is told when it is back.
+                continue;
+            }
             let epoch = self.new_epoch();
             self.adopt(id, epoch);
             self.send(id, SchedulerMessage::SchedOn { epoch });
@@ -33,7 +38,11 @@ impl Books {
         if !self.state().is_scheduling() {
             return Ok("scheduling is already off".to_owned());
         }
-        let demand = |gpu: &Gpu| gpu.ledger.sums().allocated;
+        // Sleepers would come back one after the other: for the first of them, there is a place already.
+        let demand = |gpu: &Gpu| {
+            let more = gpu.ledger.sleepers().needed_by_all().saturating_sub(gpu.size.set_aside);
+            gpu.ledger.sums().allocated + u128::from(more)
+        };
         let is_too_full = |gpu: &&Gpu| !force && demand(gpu) > u128::from(gpu.capacity);
         if let Some(gpu) = self.state().gpus().find(is_too_full) {
             return Err(format!(
@@ -46,6 +55,16 @@ impl Books {
         self.set_scheduling(false);
         self.report_mut().emit_setting(EventKind::Off, None, None);
         for id in self.state().client_ids() {
+            match self.state().client(id).map(|client| client.sleep) {
+                Some(Sleep::Ordered { .. }) => self.stays_awake(id, "scheduling is off"),
+                // It is told when it is back.
+                Some(Sleep::Away) => {
+                    self.want_to_wake(id);
+                    continue;
+                }
+                Some(Sleep::Wanted { .. } | Sleep::Waking { .. }) => continue,
+                _ => {}
+            }
             self.change_client(id, |client| {
                 client.set_free();
                 client.wants = false;

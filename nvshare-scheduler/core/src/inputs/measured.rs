@@ -29,11 +29,24 @@ impl Books {
             size.overhead +=
                 if self.state().client(*id).is_some_and(idle) { used.min(MAX_OVERHEAD) } else { 0 };
         }
-        for id in users {
+        for &id in &users {
             self.measure_client(id, measured, &mut size);
         }
         self.look_for_departed(uuid, &measured.used);
+        let used = measured.used.values().fold(0, |sum: u64, &used| sum.saturating_add(used));
+        size.free = Some(measured.available.saturating_sub(used));
+        let known = self.state().gpu(uuid);
+        size.set_aside = known.map_or(0, |gpu| gpu.ledger.sleepers().to_set_aside());
+        let is_first = known.is_none_or(|gpu| gpu.source != CapacitySource::Certain);
+        let is_waited_for = known.is_some_and(|gpu| gpu.ledger.sleepers().first().is_some());
         self.set_size(uuid, size, CapacitySource::Certain);
+        if is_first {
+            // From now on, it is known how much sleepers need.
+            users.into_iter().for_each(|id| self.rewrite_entry_on(id, uuid));
+        }
+        if is_waited_for {
+            self.queue([uuid]);
+        }
     }
 
     /// Corrects a client's account by what was measured of a GPU, and adds the client's part to the GPU's
@@ -49,16 +62,18 @@ impl Books {
             None if client.identity.pid.is_some() && !measured.used.is_empty() => Some(0),
             listed => listed,
         };
+        let (is_off_card, keeps_still) = (client.sleep.is_off_card(), client.sleep.keeps_still());
+        let now = self.state().now();
         let is_moving = client.phase().is_next()
             || matches!(client.phase(), Phase::Granted { .. } | Phase::Dropping { .. });
         let unseen = self.correct_account(id, uuid, |account| {
-            account.record_measurement(
-                listed.unwrap_or(0),
-                memory,
-                !is_moving && account.evict_order.is_none(),
-            );
+            // A process on its way from or to the card has a part of what it needs.
+            if !keeps_still {
+                let holds_still = !is_moving && account.evict_order.is_none();
+                account.record_measurement(listed.unwrap_or(0), memory, holds_still, now);
+            }
             let unseen = seen.map_or(0, |seen| account.uncharge_unseen(seen, memory));
-            size.overhead += account.overhead();
+            size.overhead += if is_off_card { 0 } else { account.overhead() };
             // The client may have used all the room that it was given by now.
             size.largest = size.largest.max(account.wanted()).max(account.room);
             unseen

@@ -22,7 +22,10 @@ impl Books {
         match message {
             ClientMessage::Usage(usage) => self.on_usage(id, usage),
             ClientMessage::Counters(counters) => self.on_counters(id, counters),
-            ClientMessage::ReqLock => self.on_req_lock(id, phase),
+            ClientMessage::ReqLock => {
+                self.on_work(id);
+                self.on_req_lock(id, phase);
+            }
             ClientMessage::Running { epoch } => match phase {
                 Phase::Granted { epoch: current, since, begins, .. } if current == epoch => {
                     self.on_running(id, epoch, since, begins);
@@ -54,6 +57,9 @@ impl Books {
                 _ => {}
             },
             ClientMessage::NeedRoom(Amount { gpu, bytes }) => {
+                if bytes > 0 {
+                    self.on_work(id);
+                }
                 // If the client has been given that room by now, its request has crossed the answer.
                 let most = self.state().gpu(gpu).map_or(0, |gpu| self.state().capacity(gpu, id));
                 self.change_account(id, gpu, |account| {
@@ -74,12 +80,12 @@ impl Books {
             ClientMessage::Evicted { gpu, short } => self.on_evicted(id, phase, gpu, short),
             ClientMessage::Ping => self.send(id, SchedulerMessage::Pong),
             ClientMessage::Progress { ticket, submissions } => self.note_progress(id, ticket, submissions),
-            // The host's memory is handed out beside the core, and phases are for those who watch. No client is sent SLEEP yet.
+            ClientMessage::Asleep => self.on_asleep(id, phase),
+            ClientMessage::CannotSleep { reason, for_good } => self.on_cannot_sleep(id, &reason, for_good),
+            ClientMessage::WakeWanted => self.on_wake_wanted(id, phase),
+            ClientMessage::Awake { took_us } => self.on_awake(id, took_us),
+            // The host's memory is handed out beside the core, and phases are for those who watch.
             ClientMessage::Phases(_)
-            | ClientMessage::Asleep
-            | ClientMessage::CannotSleep { .. }
-            | ClientMessage::WakeWanted
-            | ClientMessage::Awake { .. }
             | ClientMessage::HostWanted { .. }
             | ClientMessage::HostHeld { .. }
             | ClientMessage::HostBack { .. } => {}
@@ -136,6 +142,11 @@ impl Books {
         }
         if !known {
             self.know_gpus_of(&[usage.gpu]);
+        }
+        let has = self.state().account(id, usage.gpu).map_or(0, |account| account.usage.allocated);
+        let is_to_sleep = self.state().client(id).is_some_and(|client| client.sleep.is_ordered());
+        if is_to_sleep && usage.allocated > has {
+            self.stays_awake(id, "it allocates memory");
         }
         let total_changed = self.change_client(id, |client| {
             let account =

@@ -5,6 +5,7 @@ pub(crate) mod arrivals;
 pub(crate) mod departures;
 pub(crate) mod measured;
 pub(crate) mod messages;
+pub(crate) mod sleep;
 pub(crate) mod stopped;
 
 use std::collections::BTreeMap;

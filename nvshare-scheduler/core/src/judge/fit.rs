@@ -24,7 +24,8 @@ impl State {
 
     /// Returns the free bytes of the part of a GPU that a client may fill.
     pub(crate) fn free(&self, gpu: &Gpu, id: ClientId) -> u64 {
-        let free = u128::from(self.capacity(gpu, id)).saturating_sub(gpu.ledger.sums().room);
+        let most = self.capacity(gpu, id).saturating_sub(gpu.held_back);
+        let free = u128::from(most).saturating_sub(gpu.ledger.sums().room);
         saturate(free)
     }
 
@@ -32,7 +33,8 @@ impl State {
     /// of the GPU than they do. Until they have given these bytes back, nothing else that they give back
     /// makes room for it.
     pub(crate) fn overfull(&self, gpu: &Gpu, id: ClientId) -> u64 {
-        let beyond = gpu.ledger.sums().room.saturating_sub(u128::from(self.capacity(gpu, id)));
+        let most = self.capacity(gpu, id).saturating_sub(gpu.held_back);
+        let beyond = gpu.ledger.sums().room.saturating_sub(u128::from(most));
         saturate(beyond)
     }
 

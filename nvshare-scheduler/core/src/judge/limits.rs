@@ -10,6 +10,7 @@ use crate::state::State;
 use crate::state::client::{Client, ClientId};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
+use crate::state::sleep::Sleep;
 
 /// Returns when a client that holds a GPU has to leave because of its limit or a pause, or `None` if it may
 /// stay.
@@ -44,13 +45,15 @@ impl State {
             |gpu: &&Gpu| gpu.ledger.count_waiting() + gpu.ledger.next().len() + gpu.ledger.needy().len() > 0;
         let wanted: BTreeSet<GpuUuid> = self.gpus().filter(is_wanted).map(|gpu| gpu.uuid).collect();
         let is_near = |client: &Client| client.accounts.keys().any(|uuid| wanted.contains(uuid));
-        let near = self.clients().filter(|client| client.stopped || is_near(client));
+        let is_expected = |client: &Client| !matches!(client.sleep, Sleep::No | Sleep::Away);
+        let is_suspect = |client: &&Client| client.stopped || is_near(client) || is_expected(client);
+        let near = self.clients().filter(is_suspect);
         near.map(|client| client.id).collect()
     }
 
-    /// Whether a process of a unit is stopped: the others would wait for it on the GPU.
+    /// Whether a process of a unit is stopped, or off the card: the others would wait for it on the GPU.
     pub(crate) fn is_stopped(&self, unit: &[ClientId]) -> bool {
-        self.clients_of(unit).any(|client| client.stopped)
+        self.clients_of(unit).any(|client| client.stopped || client.sleep.is_off_card())
     }
 }
 

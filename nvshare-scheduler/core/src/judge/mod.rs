@@ -9,6 +9,7 @@
 //! | in which order do turns come? | [`order`] |
 //! | for whom is room reserved, and who could give some back? | [`room`] |
 //! | what is to become of a waiter? | [`waiter`] |
+//! | is a process to go off the card, and may one come back? | [`sleep`] |
 //! | may short work go ahead? | [`short`] |
 
 pub(crate) mod fit;
@@ -17,4 +18,5 @@ pub(crate) mod limits;
 pub(crate) mod order;
 pub(crate) mod room;
 pub(crate) mod short;
+pub(crate) mod sleep;
 pub(crate) mod waiter;

@@ -80,7 +80,9 @@ impl State {
     fn candidate(&self, gpu: &Gpu, client: &Client, entry: &Entry) -> Option<Candidate> {
         let account = client.accounts.get(&gpu.uuid)?;
         // A client that holds the lock needs the room for all that it has allocated.
-        let parked = matches!(entry.standing, Standing::Parked | Standing::Waits);
+        // One that is next would wait for room that a process needs to come back, and keep it from that one.
+        let parked = matches!(entry.standing, Standing::Parked | Standing::Waits)
+            || entry.standing == Standing::Next && gpu.held_back > 0;
         let kept = if parked { account.resident() } else { account.wanted() };
         let unused = account.room.saturating_sub(kept).min(account.room - account.unevictable_bytes());
         let resident = account.room - unused;

@@ -13,6 +13,7 @@
 //! | do jobs that fit get more done side by side, or by turns? | [`progress`] |
 //! | how long is a turn? | [`quantum`] |
 //! | who is interactive? | [`rhythm`] |
+//! | when does a client go to sleep, and when may it come back? | [`sleep`] |
 //! | who takes turns though all fits, and how long? | [`slices`] |
 //! | who runs together? | [`together`] |
 //! | is the turn over? | [`turn`] |
@@ -31,6 +32,7 @@ pub(crate) mod patience;
 pub(crate) mod progress;
 pub(crate) mod quantum;
 pub(crate) mod rhythm;
+pub(crate) mod sleep;
 pub(crate) mod slices;
 pub(crate) mod together;
 pub(crate) mod turn;

@@ -45,6 +45,10 @@ impl State {
     /// Looks for clients that wait for a GPU without a deadline, while no event is to come from others.
     fn audit_progress(&self, gpu: &Gpu) -> Result<(), String> {
         let uuid = gpu.uuid;
+        // A process that comes back to the card ends this wait.
+        if gpu.held_back > 0 {
+            return Ok(());
+        }
         let sums = gpu.ledger.sums();
         let next = gpu.ledger.next();
         // A client that uses other GPUs too may wait for those.

@@ -32,15 +32,21 @@ pub(crate) struct Glance {
     phase: Phase,
     wants: bool,
     stuck: bool,
+    asleep: bool,
 }
 
 impl Glance {
     pub(crate) fn of(client: &Client) -> Self {
-        Self { phase: client.phase(), wants: client.wants, stuck: client.is_unresponsive }
+        Self {
+            phase: client.phase(),
+            wants: client.wants,
+            stuck: client.is_unresponsive,
+            asleep: client.sleep.is_off_card(),
+        }
     }
 
     fn waits(self) -> bool {
-        self.wants && self.phase == Phase::Parked
+        self.wants && self.phase == Phase::Parked && !self.asleep
     }
 }
 

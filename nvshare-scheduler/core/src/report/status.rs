@@ -3,15 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nvshare_proto::units::saturate;
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, SchedulerStatus, ShareStatus};
+use nvshare_proto::{
+    AsleepStatus, ClientState, ClientStatus, GpuStatus, GpuUuid, SchedulerStatus, ShareStatus,
+};
 
 use crate::Time;
 use crate::report::Report;
 use crate::state::State;
+use crate::state::account::Account;
 use crate::state::client::{Client, ClientId, Phase};
 #[cfg(feature = "test-api")]
 use crate::state::cost::HandOverCosts;
 use crate::state::gpu::Gpu;
+use crate::state::sleep::Sleep;
 
 /// Clients that are gone and still listed.
 const GONE_KEPT: usize = 32;
@@ -83,6 +87,8 @@ impl State {
             process: None,
             state: if blocked_on.is_some() {
                 ClientState::Blocked
+            } else if client.sleep.is_off_card() {
+                ClientState::Asleep
             } else {
                 client.phase().shown(client.wants)
             },
@@ -91,7 +97,11 @@ impl State {
             gone: false,
             usage: client.accounts.values().map(|a| a.usage).collect(),
             resident: client.room(),
-            overhead: client.accounts.values().fold(0, |sum, a| sum.saturating_add(a.overhead())),
+            overhead: if client.sleep.is_off_card() {
+                0
+            } else {
+                client.accounts.values().fold(0, |sum, a| sum.saturating_add(a.overhead()))
+            },
             held_ms: held.as_millis() as u64,
             waited_ms: waited.as_millis() as u64,
             counters: client.notes.counters,
@@ -108,8 +118,27 @@ impl State {
 
     /// Whether a client that could be measured has not been measured often enough for its contexts to count.
     pub(crate) fn is_measuring(&self) -> bool {
-        let clients = self.clients().filter(|client| client.identity.pid.is_some());
-        clients.flat_map(|client| client.accounts.values()).any(|account| !account.is_measured())
+        let may_be_seen = |client: &&Client| client.identity.pid.is_some() && !client.sleep.is_off_card();
+        let is_news = |client: &Client| {
+            let unknown = |account: &Account| match client.sleep {
+                Sleep::Ordered { since, .. } => !account.is_measured_since(since),
+                _ => !account.is_measured(),
+            };
+            client.accounts.values().any(|account| unknown(account))
+        };
+        self.clients().filter(may_be_seen).any(is_news)
+            || self.gpus().any(|gpu| gpu.ledger.sleepers().first().is_some())
+    }
+
+    /// Returns a row for each client whose process is off the card.
+    pub(crate) fn asleep_status(&self) -> Vec<AsleepStatus> {
+        let asleep = self.clients().filter(|client| client.sleep.is_off_card());
+        let row = |client: &Client| AsleepStatus {
+            client: client.id,
+            needs: self.each_need_to_return(client.id).collect(),
+            wakes: client.sleep != Sleep::Away,
+        };
+        asleep.map(row).collect()
     }
 }
 

@@ -96,6 +96,8 @@ pub(crate) struct Account {
     beside: [u64; 2],
     /// How often the client's process was measured; no more than twice counts.
     looks: u8,
+    /// When it was measured last.
+    measured_at: Time,
     /// Bytes that the client reported and that were not measured, at the same looks.
     unseen: [u64; 2],
 }
@@ -153,6 +155,7 @@ impl Account {
             moved_for_turn: 0,
             beside: [0; 2],
             looks: 0,
+            measured_at: Time::ZERO,
             unseen: [0; 2],
         };
         account.set_usage(usage);
@@ -199,7 +202,7 @@ impl Account {
     /// beside it is not known while it moves. Managed memory of a program with such memory is taken for a
     /// part of it, so its contexts may count for less than they take. So may those of a client that has lost
     /// room, until that room is tried again.
-    pub(crate) fn record_measurement(&mut self, used: u64, memory: MemoryMode, holds_still: bool) {
+    pub(crate) fn record_measurement(&mut self, used: u64, memory: MemoryMode, holds_still: bool, now: Time) {
         let reported = match memory {
             MemoryMode::Swap if !holds_still => return,
             MemoryMode::Swap => self.room.max(self.usage.immovable),
@@ -208,6 +211,12 @@ impl Account {
         let beside = used.saturating_sub(reported);
         self.beside = [beside.min(MAX_OVERHEAD), self.beside[0]];
         self.looks = (self.looks + 1).min(2);
+        self.measured_at = now;
+    }
+
+    /// Whether the client's process was measured since then.
+    pub(crate) fn is_measured_since(&self, time: Time) -> bool {
+        self.is_measured() && self.measured_at > time
     }
 
     /// Whether what the client has beside its memory is known: see [`Self::overhead`].
@@ -237,6 +246,23 @@ impl Account {
     /// the client has not reported yet.
     pub(crate) fn overhead(&self) -> u64 {
         self.beside[0].min(self.beside[1]).next_multiple_of(OVERHEAD_STEP)
+    }
+
+    /// Returns the bytes that the client's contexts and modules need to come back to a GPU with so much
+    /// memory: as much as was measured at one of the last looks. One that nobody has seen on the card may need
+    /// the most that is assumed of any, and no more than a part of the GPU.
+    pub(crate) fn needs_to_return(&self, available: u64) -> u64 {
+        let most = if self.is_measured() {
+            self.beside[0].max(self.beside[1])
+        } else {
+            MAX_OVERHEAD.min(available / 8)
+        };
+        most.next_multiple_of(OVERHEAD_STEP)
+    }
+
+    /// Returns the bytes of the room that can be moved.
+    pub(crate) fn movable(&self) -> u64 {
+        self.room.saturating_sub(self.usage.immovable)
     }
 
     /// Returns the bytes that the client has allocated, or is about to allocate.

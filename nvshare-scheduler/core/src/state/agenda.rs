@@ -18,6 +18,8 @@ pub(crate) struct Agenda {
     gangs: BTreeSet<GangId>,
     /// Waiters for which something that was in the way has changed since the core last looked at their GPUs.
     woken: BTreeSet<ClientId>,
+    /// Clients that are to sleep, or to wake, of which something has changed.
+    sleepers: BTreeSet<ClientId>,
     /// Clients for which the answer whether a client waits for what they hold may have changed.
     to_tell: BTreeSet<ClientId>,
     /// Clients that wait and whose place moves by itself, and in which event it was brought up to date.
@@ -40,6 +42,7 @@ impl Agenda {
         self.gpus.clear();
         self.gangs.clear();
         self.woken.clear();
+        self.sleepers.clear();
         self.to_tell.clear();
     }
 
@@ -73,6 +76,15 @@ impl Agenda {
 
     pub(crate) fn take_woken(&mut self) -> Option<ClientId> {
         self.woken.pop_first()
+    }
+
+    /// Follows a client that is to sleep, or to wake, of which something has changed.
+    pub(crate) fn follow_sleeper(&mut self, id: ClientId) {
+        self.sleepers.insert(id);
+    }
+
+    pub(crate) fn take_sleeper(&mut self) -> Option<ClientId> {
+        self.sleepers.pop_first()
     }
 
     /// Queues WAITERS for these clients until the end of the event. They are told whether a client waits for

@@ -8,6 +8,7 @@ use nvshare_proto::{ClientState, Counters, Epoch, GpuUuid, MemoryMode, Register,
 use crate::Time;
 use crate::policy::rhythm::Rhythm;
 use crate::state::account::{Account, Rates};
+use crate::state::sleep::Sleep;
 use crate::state::virtual_time::OncePerEvent;
 
 /// GPUs that one client may use.
@@ -238,6 +239,10 @@ pub(crate) struct Client {
     pub(crate) stopped: bool,
     /// Until this time, allocations of others wait for the stopped process to go on.
     pub(crate) may_go_on_until: Option<Time>,
+    /// Whether the client's process is off the card.
+    pub(crate) sleep: Sleep,
+    /// Why the process cannot leave the card as long as it lives.
+    pub(crate) never_sleeps: Option<String>,
     pub(crate) notes: Notes,
 }
 
@@ -294,6 +299,8 @@ impl Client {
             is_unresponsive: false,
             stopped: false,
             may_go_on_until: None,
+            sleep: Sleep::No,
+            never_sleeps: None,
             notes: Notes::default(),
         }
     }
@@ -327,6 +334,11 @@ impl Client {
     /// Parks the client: its gate is closed, and it has no claim to the lock.
     pub(crate) fn park(&mut self) {
         self.phase = Phase::Parked;
+    }
+
+    /// Whether an allocation of the client waits for room.
+    pub(crate) fn has_need(&self) -> bool {
+        self.accounts.values().any(|account| account.needs > 0)
     }
 
     /// Makes the client next: it gets the lock as soon as there is room.
@@ -427,7 +439,7 @@ impl Client {
 
     /// Whether the client waits for the lock and is not next yet.
     pub(crate) fn waits(&self) -> bool {
-        self.wants && self.phase == Phase::Parked && !self.paused
+        self.wants && self.phase == Phase::Parked && !self.paused && !self.sleep.is_off_card()
     }
 
     /// Whether nothing that the client is asked for is to be expected. A stopped process that runs counts as
@@ -485,8 +497,9 @@ impl Client {
 
     /// Returns the bytes of an account that the client cannot give back when asked.
     pub(crate) fn pinned(&self, account: &Account) -> u64 {
-        if self.stopped && !self.phase.is_running_or_draining() || self.phase.holds() && self.is_unresponsive
-        {
+        let is_silent = self.stopped && !self.phase.is_running_or_draining()
+            || self.phase.holds() && self.is_unresponsive;
+        if is_silent || self.sleep.keeps_still() {
             account.room
         } else if self.phase.holds() && !self.phase.is_idle() && self.stubborn_until.is_some() {
             // The client answers, and gives back the room that it does not use.

@@ -9,6 +9,7 @@ use nvshare_proto::units::MIB;
 use crate::policy::capacity;
 use crate::policy::exchange::Exchange;
 use crate::policy::quantum::AutoTarget;
+use crate::policy::sleep::Card;
 use crate::state::gpu::CapacityFigures;
 use crate::state::rule::Rule;
 
@@ -131,13 +132,25 @@ impl Config {
 
     /// Returns the bytes of a GPU that clients may fill together: see [`capacity::usable`].
     pub(crate) fn usable(&self, gpu: GpuUuid, size: CapacityFigures) -> u64 {
-        let CapacityFigures { available, overhead, largest } = size;
+        let CapacityFigures { available, largest, .. } = size;
         if let Some(fixed) = self.fixed_memory(gpu) {
             return fixed.min(available);
         }
+        let overhead = size.overhead.saturating_add(size.set_aside);
+        capacity::usable(available, self.reserve(gpu, available), overhead, largest)
+    }
+
+    /// Returns the bytes of a GPU that are left to contexts, modules and the driver.
+    fn reserve(&self, gpu: GpuUuid, available: u64) -> u64 {
         let own = self.gpus.get(&gpu).and_then(|own| own.reserve);
-        let reserve = own.or(self.reserve).unwrap_or((1536 * MIB).min(available / 8));
-        capacity::usable(available, reserve, overhead, largest)
+        own.or(self.reserve).unwrap_or((1536 * MIB).min(available / 8))
+    }
+
+    /// Returns a GPU as a process finds it that comes back to the card; the others on their way back need
+    /// `waking` bytes.
+    pub(crate) fn card(&self, gpu: GpuUuid, size: CapacityFigures, waking: u64) -> Card {
+        let CapacityFigures { available, overhead, free, .. } = size;
+        Card { available, reserve: self.reserve(gpu, available), overhead, waking, free }
     }
 }
 

@@ -6,6 +6,7 @@ use crate::state::entry::{Entry, Standing};
 use crate::state::gpu::{Departed, Gpu};
 use crate::state::place::Place;
 use crate::state::share::Activity;
+use crate::state::sleep::Sleeper;
 
 impl Gpu {
     /// Takes a client that is gone off the GPU at the time `now`. If its process lives on, `left` bytes stay
@@ -81,5 +82,6 @@ fn entry(id: ClientId, bytes: u64, due: Option<Time>) -> Entry {
         is_floating: false,
         total: None,
         due,
+        sleeper: Sleeper::default(),
     }
 }

@@ -15,6 +15,7 @@ use crate::state::entry::{Entry, Standing};
 use crate::state::gpu::{CapacityFigures, CapacitySource, Gpu};
 use crate::state::place::Place;
 use crate::state::share::Activity;
+use crate::state::sleep::{Sleep, Sleeper};
 use crate::state::virtual_time::VirtualTime;
 
 /// Places of waiting clients, each on one GPU, that one event brings up to date: few enough to cost some
@@ -132,6 +133,9 @@ impl State {
         if let Some(gang) = client.gang.filter(|_| changed) {
             agenda.look_at_gang(gang);
         }
+        if client.sleep.is_ordered() || client.sleep == Sleep::Away && client.wants {
+            agenda.follow_sleeper(id);
+        }
         let waits = stands.standing == Standing::Waits;
         if waits && moves {
             agenda.follow_place(id, only.is_none().then_some(self.events));
@@ -230,9 +234,9 @@ impl Stands {
                 _ => gpu.capacity,
             }),
             allocated: account.usage.allocated,
-            overhead: account.overhead(),
+            overhead: if client.sleep.is_off_card() { 0 } else { account.overhead() },
             bytes_ordered_out: account.evict_order.map(|order| order.bytes),
-            has_need: account.needs > 0 && !client.stopped,
+            has_need: account.needs > 0 && !client.stopped && !client.sleep.is_off_card(),
             is_running: client.phase().is_running_or_draining(),
             is_silent: client.is_silent(),
             is_claiming: client.phase() == Phase::Next(NextReason::Claims),
@@ -247,6 +251,10 @@ impl Stands {
             is_floating: floats,
             total: Some(account.usage.total),
             due: client.first_due(account, config.grace),
+            sleeper: Sleeper {
+                sleep: client.sleep,
+                needs: if client.sleep.is_off_card() { gpu.needs_to_return(account) } else { 0 },
+            },
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::Time;
 use crate::state::client::Job;
 use crate::state::place::Place;
 use crate::state::shares::Activity;
+use crate::state::sleep::Sleeper;
 
 /// Where an entry's client stands, as far as the ledger needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,6 +72,8 @@ pub(crate) struct Entry {
     pub(crate) total: Option<u64>,
     /// The first time at which something about the client is overdue.
     pub(crate) due: Option<Time>,
+    /// Whether the client's process is off the card, and what it needs to come back.
+    pub(crate) sleeper: Sleeper,
 }
 
 impl Entry {

@@ -8,7 +8,7 @@ use nvshare_proto::GpuUuid;
 use crate::Time;
 use crate::policy::ahead;
 use crate::policy::budget::Budget;
-use crate::state::account::Rates;
+use crate::state::account::{Account, Rates};
 use crate::state::client::{Client, ClientId, Identity};
 use crate::state::cost::HandOverCosts;
 use crate::state::entry::{Entry, Standing};
@@ -52,6 +52,10 @@ pub(crate) struct CapacityFigures {
     pub(crate) available: u64,
     pub(crate) overhead: u64,
     pub(crate) largest: u64,
+    /// Bytes that are kept for processes that are off the card.
+    pub(crate) set_aside: u64,
+    /// Bytes that no process had when the GPU was measured, or `None` if it was not.
+    pub(crate) free: Option<u64>,
 }
 
 /// One GPU.
@@ -62,6 +66,8 @@ pub(crate) struct Gpu {
     pub(crate) size: CapacityFigures,
     /// Bytes that clients may fill together.
     pub(crate) capacity: u64,
+    /// Bytes of the capacity that nobody gets while a process comes back to the card.
+    pub(crate) held_back: u64,
     pub(crate) source: CapacitySource,
     /// How the quantum is chosen.
     pub(crate) rule: Rule,
@@ -124,6 +130,7 @@ impl Gpu {
             uuid,
             size: CapacityFigures::default(),
             capacity,
+            held_back: 0,
             source,
             quantum: rule.initial_quantum(),
             rule,
@@ -147,6 +154,17 @@ impl Gpu {
             switches: VecDeque::new(),
             departed: BTreeMap::new(),
         }
+    }
+
+    /// Returns how much room clients may have together at present.
+    pub(crate) fn most_room(&self) -> u64 {
+        self.capacity.saturating_sub(self.held_back)
+    }
+
+    /// Returns the bytes that a process which is off the card needs here to come back. Where nobody measures,
+    /// nothing that it has left is given away, and it needs nothing more.
+    pub(crate) fn needs_to_return(&self, account: &Account) -> u64 {
+        if self.source == CapacitySource::Certain { account.needs_to_return(self.size.available) } else { 0 }
     }
 
     /// Returns the bytes that a client lacks to have its whole demand resident.

@@ -12,6 +12,7 @@ use crate::Time;
 use crate::state::client::{ClientId, Job};
 use crate::state::entry::{Entry, Standing};
 use crate::state::place::Place;
+use crate::state::sleep::Sleepers;
 use crate::state::virtual_time::VirtualTime;
 
 fn one_less<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
@@ -111,6 +112,7 @@ pub(crate) struct Ledger {
     needy: BTreeSet<ClientId>,
     departed: BTreeSet<ClientId>,
     due: BTreeSet<(Time, ClientId)>,
+    sleepers: Sleepers,
 }
 
 /// Sums over all entries: bytes, and counts of clients.
@@ -211,6 +213,7 @@ impl Ledger {
         if let Some(due) = entry.due {
             self.due.insert((due, id));
         }
+        self.sleepers.put_in(id, entry.sleeper, entry.is_silent);
     }
 
     fn take_out(&mut self, id: ClientId, entry: &Entry) {
@@ -265,6 +268,7 @@ impl Ledger {
         if let Some(due) = entry.due {
             self.due.remove(&(due, id));
         }
+        self.sleepers.take_out(id, entry.sleeper);
     }
 
     fn queue(&mut self, entry: &Entry) -> &mut BTreeSet<Place> {
@@ -361,6 +365,11 @@ impl Ledger {
         &self.needy
     }
 
+    /// Returns the clients whose processes are off the card.
+    pub(crate) fn sleepers(&self) -> &Sleepers {
+        &self.sleepers
+    }
+
     pub(crate) fn departed(&self) -> &BTreeSet<ClientId> {
         &self.departed
     }
@@ -411,6 +420,7 @@ mod tests {
 
     use super::*;
     use crate::state::share::Activity;
+    use crate::state::sleep::{Sleep, Sleeper};
 
     fn standing() -> impl Strategy<Value = Standing> {
         prop::sample::select(vec![
@@ -424,12 +434,24 @@ mod tests {
         ])
     }
 
+    fn sleeper() -> impl Strategy<Value = Sleeper> {
+        let time = || (0..4u64).prop_map(Time::from_secs);
+        let sleep = prop_oneof![
+            Just(Sleep::No),
+            time().prop_map(|since| Sleep::Told { since, wakes: false }),
+            Just(Sleep::Away),
+            time().prop_map(|since| Sleep::Wanted { since }),
+            (time(), any::<bool>()).prop_map(|(until, late)| Sleep::Waking { until, late }),
+        ];
+        (sleep, 0..9u64).prop_map(|(sleep, needs)| Sleeper { sleep, needs })
+    }
+
     fn entry() -> impl Strategy<Value = Entry> {
         let bytes = || prop_oneof![0..64u64, Just(u64::MAX)];
         let sizes = (bytes(), bytes(), bytes(), bytes(), bytes(), prop::option::of(bytes()));
         let due = prop::option::of((0..9u64).prop_map(Time::from_secs));
-        (standing(), sizes, any::<[bool; 4]>(), -4..4i64, due, 0..3u64).prop_map(
-            |(standing, sizes, [needs, runs, stuck, floats], time, due, job)| {
+        (standing(), sizes, any::<[bool; 4]>(), -4..4i64, due, 0..3u64, sleeper()).prop_map(
+            |(standing, sizes, [needs, runs, stuck, floats], time, due, job, sleeper)| {
                 let job = Job::Tenant(job);
                 let (room, pinned, demand, allocated, overhead, ordered) = sizes;
                 let place = Place { time, ..Place::nowhere(0) };
@@ -455,6 +477,7 @@ mod tests {
                     is_floating: floats,
                     total,
                     due,
+                    sleeper,
                 }
             },
         )
@@ -512,6 +535,12 @@ mod tests {
                 let next = || model.values().filter(|e| e.standing == Standing::Next).map(Entry::deficit);
                 prop_assert_eq!(ledger.sums().next_deficit, next().map(u128::from).sum::<u128>());
                 prop_assert_eq!(ledger.least_next_deficit(), next().min());
+                let asleep = |e: &&Entry| e.sleeper.sleep.is_off_card();
+                let needs = || model.values().filter(asleep).map(|e| e.sleeper.needs);
+                prop_assert_eq!(ledger.sleepers().needed_by_all(), needs().sum::<u64>());
+                let not_woken = |e: &&Entry| !matches!(e.sleeper.sleep, Sleep::Waking { .. });
+                let left = model.values().filter(asleep).filter(not_woken);
+                prop_assert_eq!(ledger.sleepers().largest(), left.map(|e| e.sleeper.needs).max().unwrap_or(0));
                 let due = model.iter().filter_map(|(&id, e)| Some((e.due?, id))).min();
                 prop_assert_eq!(ledger.first_due(), due);
             }

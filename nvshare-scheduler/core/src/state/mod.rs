@@ -20,6 +20,7 @@ pub(crate) mod place;
 pub(crate) mod rule;
 pub(crate) mod share;
 pub(crate) mod shares;
+pub(crate) mod sleep;
 pub(crate) mod terms;
 pub(crate) mod trial;
 pub(crate) mod turn_clock;

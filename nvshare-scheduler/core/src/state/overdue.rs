@@ -16,6 +16,8 @@ pub(crate) struct Unanswered {
     pub(crate) eviction: bool,
     /// It was granted the lock, or asked to give it back: its phase.
     pub(crate) lock: Option<Phase>,
+    /// It was told to come back to the card.
+    pub(crate) wake: bool,
 }
 
 impl Client {
@@ -24,22 +26,31 @@ impl Client {
         let eviction = account.evict_order.map(|order| order.since + grace);
         let promise = account.promised.map(|promise| promise.until);
         let stays = account.unevictable.map(|stays| stays.until);
-        [self.lock_due(), eviction, promise, stays, self.stubborn_until, self.may_go_on_until]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.lock_due(),
+            eviction,
+            promise,
+            stays,
+            self.stubborn_until,
+            self.may_go_on_until,
+            self.sleep.due(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Ends each of the client's times on a GPU that has passed. The answer about the lock stays due until
     /// the client counts as stuck.
     pub(crate) fn expire(&mut self, uuid: GpuUuid, now: Time, grace: Duration) -> Unanswered {
         let lock = Some(self.phase()).filter(|_| self.lock_due().is_some_and(|due| due <= now));
+        let wake = self.sleep.due().is_some_and(|due| due <= now);
         let has_not_passed = |until: &Time| *until > now;
         self.stubborn_until = self.stubborn_until.filter(has_not_passed);
         self.may_go_on_until = self.may_go_on_until.filter(has_not_passed);
         let Some(account) = self.accounts.get_mut(&uuid) else {
             debug_assert!(false, "a client without an account has no entry");
-            return Unanswered { eviction: false, lock };
+            return Unanswered { eviction: false, lock, wake };
         };
         account.promised = account.promised.filter(|promise| has_not_passed(&promise.until));
         // A host that had no memory may have some by now.
@@ -49,7 +60,7 @@ impl Client {
             account.evict_order = None;
             account.unevictable = Some(Unevictable { bytes: account.room, until: now + EVICT_RETRY });
         }
-        Unanswered { eviction, lock }
+        Unanswered { eviction, lock, wake }
     }
 
     /// Returns when the client should have run under its grant, or have given the lock back.

@@ -293,6 +293,19 @@ impl Books {
         }
     }
 
+    /// Reports an event of a client that is there, and the time that it ends.
+    pub(crate) fn emit_with(
+        &mut self,
+        kind: EventKind,
+        id: ClientId,
+        bytes: Option<u64>,
+        took: Option<Duration>,
+    ) {
+        if let Some(client) = self.state.client(id) {
+            self.report.emit(kind, client, bytes, took);
+        }
+    }
+
     /// Warns of something about a client, on one GPU or in all.
     pub(crate) fn warn_of_client(&mut self, topic: Topic, id: ClientId, uuid: Option<GpuUuid>, text: &str) {
         self.report.warn_of_client(topic, id, uuid, self.state.now(), text);

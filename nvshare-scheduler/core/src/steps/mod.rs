@@ -11,6 +11,7 @@
 //! | answers do not come | [`overdue`] |
 //! | a limit is used up, a client is paused | [`enforce`] |
 //! | jobs' progress is measured | [`measure`] |
+//! | clients go off the card and come back | [`sleep`] |
 //! | clients that fitted together do so no more | [`outgrown`] |
 //! | an allocation waits for room | [`room`] |
 //! | GPUs are looked at in rounds | [`reconcile`], [`round`] |
@@ -30,5 +31,6 @@ pub(crate) mod reconcile;
 pub(crate) mod room;
 pub(crate) mod round;
 pub(crate) mod sizes;
+pub(crate) mod sleep;
 pub(crate) mod terms;
 pub(crate) mod turns;

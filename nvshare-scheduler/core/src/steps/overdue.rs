@@ -36,6 +36,9 @@ impl Books {
             Some(_) => self.count_as_stuck(id, "run under its grant"),
             None => {}
         }
+        if unanswered.wake {
+            self.count_as_late(id);
+        }
     }
 
     /// Marks a client as stuck that did not do what it should: nobody waits for it any longer.

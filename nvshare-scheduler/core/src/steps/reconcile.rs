@@ -20,9 +20,13 @@ const MAX_ROUNDS: usize = 64;
 impl Books {
     pub(crate) fn reconcile(&mut self) {
         if !self.state().is_scheduling() {
+            for uuid in self.agenda_mut().take_gpus() {
+                self.wake_next(uuid);
+            }
             return self.agenda_mut().forget();
         }
         self.queue_due_gpus();
+        self.follow_sleepers();
         self.queue_gangs_and_watchers();
         if !self.agenda().gpus().is_empty() {
             self.refresh_places();
@@ -33,6 +37,7 @@ impl Books {
                 break;
             }
             looked_at.append(&mut self.look_at_all());
+            self.follow_sleepers();
             self.queue_gangs_and_watchers();
         }
         if self.state().is_settled() {
@@ -101,6 +106,8 @@ impl Books {
             return self.wake_at(uuid, settled_at);
         }
         self.expire_overdue(uuid);
+        self.set_aside_for_sleepers(uuid);
+        self.wake_next(uuid);
         self.enforce_limits(uuid);
         self.advance_trial(uuid);
         self.shrink_outgrown_set(uuid);
@@ -116,6 +123,7 @@ impl Books {
             }
             round.judge_waiters(uuid);
             round.make_room(uuid);
+            round.books.make_way(uuid);
             round.books.update_bounding(uuid);
         }
     }

@@ -16,7 +16,7 @@ use crate::steps::books::Books;
 impl Books {
     /// Evicts the room beyond the capacity, as far as it can leave, if the capacity has become smaller.
     pub(crate) fn reclaim_excess_room(&mut self, uuid: GpuUuid) {
-        let excess = |gpu: &Gpu| gpu.ledger.sums().room.saturating_sub(u128::from(gpu.capacity));
+        let excess = |gpu: &Gpu| gpu.ledger.sums().room.saturating_sub(u128::from(gpu.most_room()));
         let too_much = self.state().gpu(uuid).map_or(0, excess);
         if too_much > 0 {
             self.order_evictions(uuid, saturate(too_much), None);

@@ -65,7 +65,7 @@ impl Liar {
 
     fn message(&mut self) -> ClientMessage {
         let epoch = self.epoch();
-        match self.random(12) {
+        match self.random(17) {
             0 => ClientMessage::Usage(self.usage()),
             1 | 2 => ClientMessage::ReqLock,
             3 | 4 => ClientMessage::Running { epoch },
@@ -75,6 +75,13 @@ impl Liar {
             8 => ClientMessage::NeedRoom(Amount { gpu: self.gpu(), bytes: self.bytes() }),
             9 => ClientMessage::Room(Amount { gpu: self.gpu(), bytes: self.bytes() }),
             10 => ClientMessage::Evicted { gpu: self.gpu(), short: self.bytes() },
+            11 => ClientMessage::Asleep,
+            12 => {
+                let for_good = self.random(9) == 0;
+                ClientMessage::CannotSleep { reason: "no".into(), for_good }
+            }
+            13 => ClientMessage::WakeWanted,
+            14 => ClientMessage::Awake { took_us: self.bytes() },
             _ => ClientMessage::Counters(Counters { gated: self.bytes(), ..Counters::default() }),
         }
     }

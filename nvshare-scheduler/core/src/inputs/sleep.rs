@@ -1,0 +1,158 @@
+//! Orders of administrators, and messages of clients, about sleep: see [`state::sleep`](crate::state::sleep).
+
+use std::time::Duration;
+
+use nvshare_proto::{EventKind, SchedulerMessage};
+
+use crate::state::client::{ClientId, Phase};
+use crate::state::sleep::Sleep;
+use crate::steps::books::Books;
+
+/// The requests of administrators. Each returns a line that says what is done, or why nothing is.
+impl Books {
+    /// Orders a client to go off the card.
+    pub(crate) fn order_sleep(&mut self, id: ClientId) -> Result<String, String> {
+        let (who, sleep) = self.whom(id)?;
+        match sleep {
+            Sleep::No => {}
+            Sleep::Ordered { .. } => return Ok(format!("{who} is going to sleep already")),
+            Sleep::Told { since, .. } => {
+                self.change_client(id, |client| client.sleep = Sleep::Told { since, wakes: false });
+                return Ok(format!("{who} is going to sleep already"));
+            }
+            Sleep::Away => return Ok(format!("{who} is asleep already")),
+            Sleep::Wanted { .. } | Sleep::Waking { .. } => return Err(format!("{who} is waking up")),
+        }
+        if let Some(why) = self.state().client(id).and_then(|client| self.state().why_no_sleep(client)) {
+            return Err(format!("{who} cannot sleep: {why}"));
+        }
+        // An idle client has closed its gate, and its work is complete.
+        self.ask_one_to_leave(id);
+        let since = self.state().now();
+        self.change_client(id, |client| client.sleep = Sleep::Ordered { since, evicted: false });
+        Ok(format!("{who} goes to sleep; any call of its program wakes it"))
+    }
+
+    /// Has a client come back to the card, or takes back that it was to go.
+    pub(crate) fn order_wake(&mut self, id: ClientId) -> Result<String, String> {
+        let (who, sleep) = self.whom(id)?;
+        match sleep {
+            Sleep::No => return Ok(format!("{who} is awake")),
+            Sleep::Ordered { .. } => {
+                self.stays_awake(id, "an administrator took it back");
+                return Ok(format!("{who} stays awake"));
+            }
+            Sleep::Told { since, .. } => {
+                self.change_client(id, |client| client.sleep = Sleep::Told { since, wakes: true });
+            }
+            Sleep::Away => self.want_to_wake(id),
+            Sleep::Wanted { .. } | Sleep::Waking { .. } => {
+                return Ok(format!("{who} is waking up already"));
+            }
+        }
+        Ok(format!("{who} wakes up, as soon as there is room"))
+    }
+
+    /// Returns words for a client, and how it stands to sleep.
+    fn whom(&self, id: ClientId) -> Result<(String, Sleep), String> {
+        let client = self.state().client(id);
+        let found = client.map(|client| (format!("client {id} ({})", client.name), client.sleep));
+        found.ok_or_else(|| format!("there is no client {id}; `nvshare-ctl clients` shows who is there"))
+    }
+}
+
+/// The messages of clients.
+impl Books {
+    /// A client has work, or an allocation that waits: it does not go off the card. One that is off it is to
+    /// come back.
+    pub(crate) fn on_work(&mut self, id: ClientId) {
+        match self.state().client(id).map(|client| client.sleep) {
+            Some(Sleep::Ordered { .. } | Sleep::Told { .. }) => self.stays_awake(id, "it has work"),
+            Some(Sleep::Away) => self.want_to_wake(id),
+            _ => {}
+        }
+    }
+
+    /// A client's process is off the card, in answer to SLEEP, or since before its connection. A client is
+    /// believed, whatever it was told: it lies to its own harm alone.
+    pub(crate) fn on_asleep(&mut self, id: ClientId, phase: Phase) {
+        let now = self.state().now();
+        let Some(sleep) = self.state().client(id).map(|client| client.sleep) else { return };
+        let (took, wakes) = match sleep {
+            Sleep::Told { since, wakes } => (Some(now.saturating_sub(since)), wakes),
+            Sleep::No | Sleep::Ordered { .. } => (None, false),
+            Sleep::Away | Sleep::Wanted { .. } | Sleep::Waking { .. } => return,
+        };
+        if !matches!(phase, Phase::Parked | Phase::Free) {
+            self.park(id, phase);
+        }
+        self.change_client(id, |client| {
+            client.sleep = Sleep::Away;
+            client.is_unresponsive = false;
+        });
+        self.change_each_gpu_of(id, |gpu, account| {
+            gpu.size.overhead = gpu.size.overhead.saturating_sub(account.overhead());
+        });
+        let needs = self.state().needs_to_return(id);
+        self.emit_with(EventKind::Asleep, id, Some(needs), took);
+        self.report_mut().info(format!("client {id} is asleep: its process is off the card"));
+        let state = self.state();
+        let has_work = state.client(id).is_some_and(|client| client.wants || client.has_need());
+        if wakes || has_work || !state.is_scheduling() {
+            self.want_to_wake(id);
+        }
+    }
+
+    /// A client's process stays on the card, in answer to SLEEP.
+    pub(crate) fn on_cannot_sleep(&mut self, id: ClientId, reason: &str, for_good: bool) {
+        if for_good {
+            self.change_client(id, |client| client.never_sleeps = Some(reason.to_owned()));
+        }
+        if self.state().client(id).is_some_and(|client| matches!(client.sleep, Sleep::Told { .. })) {
+            self.stays_awake(id, reason);
+        }
+    }
+
+    /// A call waits in a process that is off the card.
+    pub(crate) fn on_wake_wanted(&mut self, id: ClientId, phase: Phase) {
+        self.on_asleep(id, phase);
+        if self.state().client(id).is_some_and(|client| client.sleep == Sleep::Away) {
+            self.want_to_wake(id);
+        }
+    }
+
+    /// A client's process is back on the card, after this many microseconds.
+    pub(crate) fn on_awake(&mut self, id: ClientId, took_us: u64) {
+        if self.state().client(id).is_none_or(|client| !client.sleep.is_off_card()) {
+            return;
+        }
+        let took = Duration::from_micros(took_us);
+        // Before the client is seen to wait for its turn.
+        self.emit_with(EventKind::Awake, id, None, Some(took));
+        self.change_client(id, |client| {
+            client.sleep = Sleep::No;
+            client.is_unresponsive = false;
+        });
+        self.change_each_gpu_of(id, |gpu, account| {
+            gpu.size.overhead = gpu.size.overhead.saturating_add(account.overhead());
+        });
+        self.report_mut().info(format!("client {id} is awake again, after {:.3} s", took.as_secs_f64()));
+        self.catch_up_with_scheduling(id);
+    }
+
+    /// Tells a client that has woken whether scheduling is on, if that has changed since it went to sleep.
+    fn catch_up_with_scheduling(&mut self, id: ClientId) {
+        let is_free = self.state().phase(id) == Some(Phase::Free);
+        if !self.state().is_scheduling() {
+            self.change_client(id, |client| {
+                client.set_free();
+                client.wants = false;
+            });
+            self.send(id, SchedulerMessage::SchedOff);
+        } else if is_free {
+            let epoch = self.new_epoch();
+            self.adopt(id, epoch);
+            self.send(id, SchedulerMessage::SchedOn { epoch });
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Sleep: what a client that is to go off the card waits for, and whether one may come back.
+
+use nvshare_proto::{Amount, MemoryMode};
+
+use crate::policy::sleep::{self, Candidate, Step};
+use crate::state::State;
+use crate::state::client::{Client, ClientId, Phase};
+use crate::state::gpu::{CapacitySource, Gpu};
+use crate::state::sleep::Sleep;
+
+impl State {
+    /// Returns the reason why a client cannot be ordered to sleep.
+    pub(crate) fn why_no_sleep(&self, client: &Client) -> Option<String> {
+        let said = |text: &str| Some(text.to_owned());
+        if let Some(reason) = &client.never_sleeps {
+            return Some(reason.clone());
+        }
+        if client.memory != MemoryMode::Swap {
+            return said("only programs with NVSHARE_MEMORY=swap can go off the card");
+        }
+        if !self.is_scheduling() {
+            return said("scheduling is off");
+        }
+        if client.accounts.is_empty() {
+            return said("it uses no GPU");
+        }
+        if client.gang.is_some() {
+            return said("it is a member of a gang");
+        }
+        if client.stopped {
+            return said("its process is stopped");
+        }
+        let rests = matches!(client.phase(), Phase::Parked | Phase::Idle { .. });
+        if !rests || client.wants || client.has_need() {
+            return said("it is at work");
+        }
+        None
+    }
+
+    /// Returns what is done about a client that is ordered to sleep, or `None` if it is not.
+    pub(crate) fn next_step_to_sleep(&self, client: &Client) -> Option<Step> {
+        let Sleep::Ordered { since, evicted } = client.sleep else { return None };
+        let is_measured = client.accounts.iter().all(|(uuid, account)| {
+            let nobody_measures = self.gpu(*uuid).is_none_or(|gpu| gpu.source != CapacitySource::Certain);
+            nobody_measures || account.is_measured_since(since)
+        });
+        let accounts = || client.accounts.values();
+        Some(sleep::next_step(Candidate {
+            has_work: client.phase() != Phase::Parked || client.wants || client.has_need(),
+            is_asked: accounts().any(|account| account.evict_order.is_some()),
+            movable: accounts().fold(0, |sum, account| sum.saturating_add(account.movable())),
+            was_asked: evicted,
+            is_measured,
+        }))
+    }
+
+    /// Returns the bytes that a client which is off the card needs to come back, on all of its GPUs.
+    pub(crate) fn needs_to_return(&self, id: ClientId) -> u64 {
+        let needs = self.each_need_to_return(id);
+        needs.fold(0, |sum, Amount { bytes, .. }| sum.saturating_add(bytes))
+    }
+
+    /// Returns the bytes that such a client needs on each of its GPUs.
+    pub(crate) fn each_need_to_return(&self, id: ClientId) -> impl Iterator<Item = Amount> + '_ {
+        let gpus = self.client(id).into_iter().flat_map(|client| client.accounts.keys().copied());
+        gpus.filter_map(move |uuid| {
+            let entry = self.gpu(uuid)?.ledger.entry(id)?;
+            Some(Amount { gpu: uuid, bytes: entry.sleeper.needs })
+        })
+    }
+
+    /// Whether a client that is to come back is the first on each of its GPUs, and has a place there.
+    pub(crate) fn may_wake(&self, client: &Client) -> bool {
+        client.accounts.keys().filter_map(|uuid| self.gpu(*uuid)).all(|gpu| {
+            let sleepers = gpu.ledger.sleepers();
+            let needs = gpu.ledger.entry(client.id).map_or(0, |entry| entry.sleeper.needs);
+            let card = self.config().card(gpu.uuid, gpu.size, sleepers.needed_by_waking());
+            if self.is_scheduling() {
+                let is_first = sleepers.first() == Some(client.id) && !sleepers.is_one_awaited();
+                is_first && card.has_place(needs, gpu.ledger.sums().room)
+            } else {
+                // Room is not counted: there is nothing but the measurement.
+                card.free.is_none_or(|free| free >= card.waking.saturating_add(needs))
+            }
+        })
+    }
+
+    /// Returns the bytes of a GPU's capacity that nobody gets, because a process comes back to the card or is
+    /// the next to do so.
+    pub(crate) fn to_hold_back(&self, gpu: &Gpu) -> u64 {
+        let sleepers = gpu.ledger.sleepers();
+        let entry = |id| gpu.ledger.entry(id).map_or(0, |entry| entry.sleeper.needs);
+        let next = sleepers.first().map_or(0, entry);
+        let waking = sleepers.needed_by_waking();
+        if next == 0 && (waking == 0 || !sleepers.is_one_awaited()) {
+            return 0;
+        }
+        let most = self.config().card(gpu.uuid, gpu.size, waking).most_room(next);
+        gpu.capacity.saturating_sub(most)
+    }
+}

@@ -1,0 +1,134 @@
+//! When a client that is to sleep is told so, and when one that is off the card may come back.
+//!
+//! The driver brings all of a process back at once. If it finds too little memory, the program is lost. So a
+//! client is woken only when what it had on the GPU fits beside the room that others have, and beside what
+//! comes back at the same time. Of the memory that sleepers have left, as much stays free as the one needs
+//! that had most: each one of them can come back. The rest is given to others.
+
+use nvshare_proto::units::saturate;
+
+/// A client that is to sleep.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Candidate {
+    /// It has the lock or wants it, or an allocation of it waits for room.
+    pub(crate) has_work: bool,
+    /// It was asked for room and has not answered.
+    pub(crate) is_asked: bool,
+    /// Bytes of its room that can be moved.
+    pub(crate) movable: u64,
+    /// It was asked for all of its room already.
+    pub(crate) was_asked: bool,
+    /// Its contexts and modules were measured since it is to sleep, or nobody measures.
+    pub(crate) is_measured: bool,
+}
+
+/// The next step with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It is at work: it stays on the card.
+    StaysAtWork,
+    /// Its memory does not leave: it stays on the card.
+    StaysFull,
+    /// An answer, or a measurement, comes first.
+    Wait,
+    /// It is asked for all of its room.
+    Evict,
+    /// It is told to go.
+    Tell,
+}
+
+/// Returns what is done about a client that is to sleep.
+#[must_use]
+pub(crate) fn next_step(candidate: Candidate) -> Step {
+    match candidate {
+        Candidate { has_work: true, .. } => Step::StaysAtWork,
+        Candidate { is_asked: true, .. } => Step::Wait,
+        Candidate { movable: 1.., was_asked: false, .. } => Step::Evict,
+        Candidate { movable: 1.., .. } => Step::StaysFull,
+        Candidate { is_measured: false, .. } => Step::Wait,
+        _ => Step::Tell,
+    }
+}
+
+/// A GPU to which a client is to come back, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Card {
+    /// The GPU's memory, less what processes without the library have there.
+    pub(crate) available: u64,
+    /// Bytes that are left to contexts and the driver: half of them are the driver's.
+    pub(crate) reserve: u64,
+    /// Bytes that contexts and modules take there.
+    pub(crate) overhead: u64,
+    /// Bytes that others need which are on their way back.
+    pub(crate) waking: u64,
+    /// Bytes that no process had when it was last measured, or `None` if it was not.
+    pub(crate) free: Option<u64>,
+}
+
+impl Card {
+    /// Returns how much room clients may have while one comes back that needs so much.
+    #[must_use]
+    pub(crate) fn most_room(self, needs: u64) -> u64 {
+        saturate(u128::from(self.available).saturating_sub(self.taken(needs)))
+    }
+
+    /// Returns the bytes that room does not have while one comes back that needs so much.
+    fn taken(self, needs: u64) -> u128 {
+        [self.reserve / 2, self.overhead, self.waking, needs].into_iter().map(u128::from).sum()
+    }
+
+    /// Whether a client that needs so much may come back beside this much room of others. Where nothing was
+    /// measured, nothing is known to be needed, and nothing was given away.
+    #[must_use]
+    pub(crate) fn has_place(self, needs: u64, room: u128) -> bool {
+        needs == 0
+            || room.saturating_add(self.taken(needs)) <= u128::from(self.available)
+                && self.free.is_none_or(|free| free >= needs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_without_work_gives_its_room_back_and_is_told() {
+        let idle =
+            Candidate { has_work: false, is_asked: false, movable: 0, was_asked: false, is_measured: true };
+        for (candidate, step) in [
+            (idle, Step::Tell),
+            (Candidate { has_work: true, ..idle }, Step::StaysAtWork),
+            (Candidate { has_work: true, is_asked: true, movable: 5, ..idle }, Step::StaysAtWork),
+            (Candidate { movable: 5, ..idle }, Step::Evict),
+            // It is asked by others already: not all of it may leave.
+            (Candidate { movable: 5, is_asked: true, ..idle }, Step::Wait),
+            (Candidate { movable: 5, is_asked: true, was_asked: true, ..idle }, Step::Wait),
+            (Candidate { movable: 5, was_asked: true, ..idle }, Step::StaysFull),
+            (Candidate { was_asked: true, ..idle }, Step::Tell),
+            (Candidate { is_measured: false, ..idle }, Step::Wait),
+            (Candidate { movable: 5, is_measured: false, ..idle }, Step::Evict),
+        ] {
+            assert_eq!(next_step(candidate), step, "{candidate:?}");
+        }
+    }
+
+    #[test]
+    fn a_client_comes_back_where_all_fit_and_the_card_is_free() {
+        let card = Card { available: 100, reserve: 10, overhead: 5, waking: 0, free: None };
+        for (card, needs, room, may) in [
+            (card, 20, 70, true),
+            (card, 20, 71, false),
+            (Card { waking: 10, ..card }, 20, 60, true),
+            (Card { waking: 10, ..card }, 20, 61, false),
+            (Card { free: Some(20), ..card }, 20, 70, true),
+            (Card { free: Some(19), ..card }, 20, 70, false),
+            // Nothing is known of it.
+            (Card { free: Some(0), ..card }, 0, 500, true),
+            (card, 90, 0, true),
+            (card, 91, 0, false),
+            (card, u64::MAX, 1, false),
+        ] {
+            assert_eq!(card.has_place(needs, room), may, "{card:?} {needs} {room}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Clients go to sleep when nothing of them moves any more, and come back one by one when there is room: see
+//! [`state::sleep`](crate::state::sleep).
+
+use nvshare_proto::units::saturate;
+use nvshare_proto::{Amount, EventKind, GpuUuid, SchedulerMessage};
+
+use crate::policy::patience::MAX_RESTORE;
+use crate::policy::sleep::Step;
+use crate::report::warnings::Topic;
+use crate::state::account::EvictOrder;
+use crate::state::client::{Client, ClientId, Phase};
+use crate::state::gpu::{CapacityFigures, CapacitySource};
+use crate::state::sleep::Sleep;
+use crate::steps::books::Books;
+
+impl Books {
+    /// Goes on with the clients that are to sleep, or to wake with work, and of which something has changed.
+    pub(crate) fn follow_sleepers(&mut self) {
+        while let Some(id) = self.agenda_mut().take_sleeper() {
+            self.count_work(1);
+            let Some(client) = self.state().client(id) else { continue };
+            if client.sleep == Sleep::Away && client.wants {
+                self.want_to_wake(id);
+                continue;
+            }
+            match self.state().next_step_to_sleep(client) {
+                None | Some(Step::Wait) => {}
+                Some(Step::StaysAtWork) => self.stays_awake(id, "it has work"),
+                Some(Step::StaysFull) => {
+                    self.stays_awake(id, "its memory does not leave the card; the host may lack memory");
+                }
+                Some(Step::Evict) => self.evict_all_of(id),
+                Some(Step::Tell) => {
+                    let since = self.state().now();
+                    self.change_client(id, |client| client.sleep = Sleep::Told { since, wakes: false });
+                    self.send(id, SchedulerMessage::Sleep);
+                    self.emit(EventKind::Sleep, id, None);
+                }
+            }
+        }
+    }
+
+    /// Has a client give back all room that can be moved, on each of its GPUs.
+    fn evict_all_of(&mut self, id: ClientId) {
+        let now = self.state().now();
+        self.change_client(id, |client| {
+            if let Sleep::Ordered { evicted, .. } = &mut client.sleep {
+                *evicted = true;
+            }
+        });
+        for uuid in self.state().gpus_used_by(id) {
+            let bytes = self.state().account(id, uuid).map_or(0, |account| account.movable());
+            if bytes > 0 {
+                self.change_account(id, uuid, |account| {
+                    account.evict_order = Some(EvictOrder { bytes, came: 0, given: now, since: now });
+                });
+                self.send(id, SchedulerMessage::Evict(Amount { gpu: uuid, bytes }));
+            }
+        }
+    }
+
+    /// Ends the order to sleep.
+    pub(crate) fn stays_awake(&mut self, id: ClientId, why: &str) {
+        self.change_client(id, |client| client.sleep = Sleep::No);
+        self.emit(EventKind::StaysAwake, id, None);
+        self.report_mut().info(format!("client {id} does not go to sleep: {why}"));
+    }
+
+    /// Lets a client that is off the card wait until it may come back.
+    pub(crate) fn want_to_wake(&mut self, id: ClientId) {
+        let since = self.state().now();
+        self.change_client(id, |client| client.sleep = Sleep::Wanted { since });
+        let needs = self.state().needs_to_return(id);
+        self.emit(EventKind::WakeWanted, id, Some(needs));
+        let gpus = self.state().gpus_used_by(id);
+        if gpus.is_empty() {
+            return self.wake(id);
+        }
+        self.queue(gpus);
+    }
+
+    /// Sends WAKE to the client that is the next to come back to a GPU, if it has a place there and on its
+    /// others.
+    pub(crate) fn wake_next(&mut self, uuid: GpuUuid) {
+        let wanted: Vec<ClientId> = match self.state().gpu(uuid) {
+            Some(gpu) if self.state().is_scheduling() => gpu.ledger.sleepers().first().into_iter().collect(),
+            Some(gpu) => gpu.ledger.sleepers().wanted().collect(),
+            None => return,
+        };
+        for id in wanted {
+            if self.state().client(id).is_some_and(|client| self.state().may_wake(client)) {
+                self.wake(id);
+            }
+        }
+    }
+
+    /// Sends WAKE. Nothing else does.
+    fn wake(&mut self, id: ClientId) {
+        let (now, grace) = (self.state().now(), self.state().config().grace);
+        let Some(client) = self.state().client(id) else { return };
+        let Sleep::Wanted { since } = client.sleep else { return };
+        // Memory that does not move comes back with the process.
+        let accounts = client.accounts.values();
+        let moves = accounts.map(|account| account.rates.there_and_back(account.room)).max();
+        let until = now + grace + moves.unwrap_or_default().min(MAX_RESTORE);
+        self.change_client(id, |client| client.sleep = Sleep::Waking { until, late: false });
+        self.send(id, SchedulerMessage::Wake);
+        self.emit_with(EventKind::Wake, id, None, Some(now.saturating_sub(since)));
+    }
+
+    /// Lets others come back to the card though a client that was told to has not said that it is there.
+    pub(crate) fn count_as_late(&mut self, id: ClientId) {
+        self.change_client(id, |client| {
+            client.is_unresponsive = true;
+            if let Sleep::Waking { late, .. } = &mut client.sleep {
+                *late = true;
+            }
+        });
+        if let Some(Client { name, pid, .. }) = self.state().client(id) {
+            let text = format!(
+                "client {id} ({name}, pid {pid}) does not answer: it should come back to the card; others do so before it"
+            );
+            self.warn_of_client(Topic::Stuck, id, None, &text);
+        }
+    }
+
+    /// Keeps as much of a GPU as its sleepers need: the one that needs most, and those on their way back.
+    pub(crate) fn set_aside_for_sleepers(&mut self, uuid: GpuUuid) {
+        let Some(gpu) = self.state().gpu(uuid) else { return };
+        let set_aside = gpu.ledger.sleepers().to_set_aside();
+        let (size, source) = (CapacityFigures { set_aside, ..gpu.size }, gpu.source);
+        // The contexts that are on the card may have changed as well.
+        let is_news =
+            set_aside != gpu.size.set_aside || self.state().config().usable(uuid, size) != gpu.capacity;
+        if source == CapacitySource::Certain && is_news {
+            self.set_size(uuid, size, source);
+        }
+        let Some(gpu) = self.state().gpu(uuid) else { return };
+        let held_back = self.state().to_hold_back(gpu);
+        if gpu.held_back != held_back {
+            self.change_gpu(uuid, |gpu| gpu.held_back = held_back);
+            self.queue_with_watchers(uuid);
+        }
+    }
+
+    /// Asks holders to leave whose room is in the way of a process that is to come back, when their turn is
+    /// over: clients that are parked give back theirs before.
+    pub(crate) fn make_way(&mut self, uuid: GpuUuid) {
+        let now = self.state().now();
+        let Some(gpu) = self.state().known_gpu(uuid) else { return };
+        let sums = gpu.ledger.sums();
+        let beyond = sums.room.saturating_sub(u128::from(gpu.most_room())).saturating_sub(sums.ordered);
+        let is_waited_for = gpu.held_back > 0 && gpu.ledger.sleepers().first().is_some();
+        if !is_waited_for || beyond == 0 || sums.leaving > 0 {
+            return;
+        }
+        let mut short = saturate(beyond);
+        let (mut leavers, mut idle) = (Vec::new(), Vec::new());
+        for id in self.state().staying_by_turn(gpu).into_iter().rev() {
+            let Some(entry) = gpu.ledger.entry(id).filter(|entry| entry.standing.holds()) else { continue };
+            let gives = entry.room.saturating_sub(entry.pinned);
+            if short > 0 && gives > 0 && !entry.is_silent {
+                short = short.saturating_sub(gives);
+                let is_idle = self.state().phase(id).is_some_and(Phase::is_idle);
+                if is_idle { &mut idle } else { &mut leavers }.push(id);
+            }
+        }
+        // An idle client has no turn to end.
+        for id in idle {
+            self.ask_to_leave(id);
+        }
+        if leavers.is_empty() {
+            return;
+        }
+        let Some(gpu) = self.state().known_gpu(uuid) else { return };
+        let over = gpu.turn.started().map_or(now, |started| started.saturating_add(gpu.quantum));
+        let over = over.max(gpu.deferred.retry_at());
+        if over > now {
+            return self.wake_at(uuid, over);
+        }
+        for id in leavers {
+            self.ask_to_leave(id);
+        }
+        self.change_gpu(uuid, |gpu| gpu.turn.restart(now));
+    }
+}
