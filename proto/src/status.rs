@@ -118,7 +118,7 @@ pub struct ClientMemory {
 pub struct AsleepStatus {
     /// The client's number.
     pub client: u64,
-    /// What the process needs on each GPU to come back, beside its memory that moves: what its contexts and modules took before.
+    /// The memory that its contexts and modules took on each GPU: it needs as much to come back. Its memory that moves stays on the host.
     pub needs: Vec<Amount>,
     /// Whether the process is to come back, and waits for room or is on its way.
     pub wakes: bool,
@@ -199,7 +199,7 @@ impl ClientState {
         if self == Self::Asleep { SLEEP } else { OLDEST }
     }
 
-    /// What is shown to an end that speaks this version: the nearest state that it knows.
+    /// The nearest state that an end knows which speaks this version.
     #[must_use]
     pub fn in_version(self, version: u16) -> Self {
         if version < self.since() { Self::Parked } else { self }

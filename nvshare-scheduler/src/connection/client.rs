@@ -32,6 +32,8 @@ const LISTS_FOR: Duration = Duration::from_secs(10);
 const LAST_WORDS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
 /// Longest name of a program that is shown.
 const MAX_NAME: usize = 64;
+/// Longest reason of a client that does not sleep, in letters.
+const MAX_REASON: usize = 200;
 /// The reason for refusing a process that names more GPUs than the machine can have.
 const TOO_MANY_GPUS: &str = "more GPUs are named than the machine can have";
 /// Frames that one connection may send.
@@ -122,9 +124,11 @@ pub(super) async fn serve(
     let seat = caller.seat.as_ref().map(|seat| seat.name);
     let lists_for = if register.returns { LISTS_FOR } else { Duration::ZERO };
     let bucket = Bucket::new(FRAMES, Instant::now());
+    let version = framed.codec().version();
     let mut client = Client { id, framed, caller, place, shared, outgoing, host, bucket, pause: None };
     register.usage.iter().for_each(|usage| client.uses(usage));
-    let newcomer = Newcomer { client: id, identity, process, seat, job, register, outgoing: to_client };
+    let newcomer =
+        Newcomer { client: id, identity, process, seat, job, version, register, outgoing: to_client };
     if shared.commands.send(Command::Register(Box::new(newcomer))).await.is_err() {
         return;
     }
@@ -276,6 +280,11 @@ impl Client<'_> {
                     host.give_back(segment);
                 }
             }
+            // It is shown to people, as names are.
+            ClientMessage::CannotSleep { reason, for_good } => {
+                let message = ClientMessage::CannotSleep { reason: harmless(&reason, MAX_REASON), for_good };
+                return self.command(Command::Message { client: self.id, message }).await;
+            }
             message => return self.command(Command::Message { client: self.id, message }).await,
         }
         Continue(())
@@ -322,7 +331,12 @@ async fn news_of(host: &mut Option<Account>) -> News {
 
 /// A name that may be shown to people and sent in frames: without characters that control a terminal or the direction of text.
 fn shown(name: &str) -> String {
-    name.chars().filter(|&c| processes::is_harmless(c)).take(MAX_NAME).collect()
+    harmless(name, MAX_NAME)
+}
+
+/// As much of a text as may be shown, and as this many letters have.
+fn harmless(text: &str, longest: usize) -> String {
+    text.chars().filter(|&c| processes::is_harmless(c)).take(longest).collect()
 }
 
 /// The process's place in its tenant, if it has one; the process is told of it. Without one, its limits are its own.

@@ -49,9 +49,11 @@ impl CoreTask {
                 self.bound_job(job, now);
                 Ok((format!("job {job}: {said}"), Some(change)))
             }),
-            AdminRequest::Sleep { .. } | AdminRequest::Wake { .. } => {
-                Err("this scheduler lets no client sleep".to_owned())
-            }
+            AdminRequest::Sleep { client } if self.too_old_to_sleep.contains(&client) => Err(format!(
+                "client {client} cannot sleep: its library is older; its program has to be started again"
+            )),
+            AdminRequest::Sleep { client } => self.core.sleep(client, now).map(|text| (text, None)),
+            AdminRequest::Wake { client } => self.core.wake(client, now).map(|text| (text, None)),
             AdminRequest::On => {
                 let text = self.core.switch_on(now);
                 Ok((text, Some(self.store.set_scheduling(true))))

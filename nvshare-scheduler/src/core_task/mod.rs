@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Time};
-use nvshare_proto::{ClientMessage, GpuUuid, MemoryMode, SchedulerMessage, SeatName};
+use nvshare_proto::{ClientMessage, GpuUuid, MemoryMode, SLEEP, SchedulerMessage, SeatName};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
@@ -67,6 +67,8 @@ pub(crate) struct CoreTask {
     seated: BTreeMap<ClientId, SeatName>,
     /// How clients get device memory.
     memory_modes: BTreeMap<ClientId, MemoryMode>,
+    /// Clients whose libraries speak a version without sleep.
+    too_old_to_sleep: BTreeSet<ClientId>,
     /// The GPUs that clients used when NVML was last asked.
     gpus_in_use: BTreeSet<GpuUuid>,
     /// Requests for the status that are not answered yet.
@@ -108,6 +110,7 @@ impl CoreTask {
             outgoing: BTreeMap::new(),
             pids: BTreeMap::new(),
             look_at_stopped: None,
+            too_old_to_sleep: BTreeSet::new(),
             gpus_in_use: BTreeSet::new(),
             waiting: Vec::new(),
             asked_counters: None,
@@ -235,7 +238,7 @@ impl CoreTask {
     }
 
     fn register(&mut self, newcomer: Newcomer, now: Time) {
-        let Newcomer { client, identity, process, seat, job, mut register, outgoing } = newcomer;
+        let Newcomer { client, identity, process, seat, job, version, mut register, outgoing } = newcomer;
         self.outgoing.insert(client, outgoing);
         let pid = identity.pid.unwrap_or(register.pid);
         let info = process.as_ref().map(|process| &process.info);
@@ -247,6 +250,9 @@ impl CoreTask {
         // memory as its own.
         self.pids.extend(identity.pid.map(|pid| (client, pid)));
         self.memory_modes.insert(client, register.memory);
+        if version < SLEEP {
+            self.too_old_to_sleep.insert(client);
+        }
         if let Some(name) = seat {
             self.seats.came(name);
             self.seated.insert(client, name);
@@ -298,6 +304,7 @@ impl CoreTask {
         self.processes.retain(|id, _| shown.contains(id));
         self.seated.retain(|id, _| shown.contains(id));
         self.memory_modes.retain(|id, _| shown.contains(id));
+        self.too_old_to_sleep.retain(|id| shown.contains(id));
     }
 
     /// Answers a reader of metrics.

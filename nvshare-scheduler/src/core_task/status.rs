@@ -55,11 +55,13 @@ impl CoreTask {
         }
         let snapshot = self.snapshot();
         for waiting in ready {
+            let mut asleep = self.core.asleep_status();
             let Snapshot { mut scheduler, mut gpus, mut clients, mut memory, .. } = snapshot.clone();
             if let Some(viewer) = &waiting.viewer {
                 scheduler.restricted = true;
                 view::restrict(viewer, &self.processes, &self.seated, &mut gpus, &mut clients);
                 memory.clients.retain(|kind| clients.iter().any(|row| row.client == kind.client));
+                asleep.retain(|sleeper| clients.iter().any(|row| row.client == sleeper.client));
             }
             let seats = self.seat_rows(waiting.viewer.as_ref());
             let unused = self.seats.unused();
@@ -69,6 +71,7 @@ impl CoreTask {
                 .chain(clients.into_iter().map(|row| AdminReply::Client(Box::new(row))))
                 .chain(seats.into_iter().map(|row| AdminReply::Seat(Box::new(row))))
                 .chain([AdminReply::UnusedSeats(unused), AdminReply::Memory(Box::new(memory))])
+                .chain(asleep.into_iter().map(|row| AdminReply::Asleep(Box::new(row))))
                 .chain(std::iter::once(AdminReply::End));
             let _ = waiting.answer.send(rows.map(Reply::Admin).collect());
         }

@@ -213,6 +213,7 @@ mod tests {
                 Incident { kind, client: Some(client), gpus, bytes: Some(1), took: Some(Time::ZERO) };
             counted.record(&incident, Time::ZERO);
         };
+        happens(&mut counted, EventKind::Awake, 2);
         happens(&mut counted, EventKind::Waiting, 2);
         for kind in [Granted, Evicted, Restored, Refused, Deferred] {
             happens(&mut counted, kind, 2);

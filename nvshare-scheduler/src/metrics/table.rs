@@ -236,6 +236,12 @@ pub(super) const METRICS: &[Metric] = &[
         ": from the grant, or from the first room before it in an exchange, until the client runs",
         Took(MOVES, |moment| moment.took.filter(|_| moment.kind == EventKind::Restored)),
     ),
+    metric(
+        "gpu_wake_seconds",
+        "Time in which a process comes back to the GPU that was off it",
+        " (`nvshare-ctl sleep`), as it measures it itself",
+        Took(MOVES, |moment| moment.took.filter(|_| moment.kind == EventKind::Awake)),
+    ),
     metric("scheduler_loop_seconds", "Time that the scheduler takes for one event", "", Loop(EVENTS)),
     metric(
         "build_info",
@@ -355,7 +361,7 @@ pub(super) const METRICS: &[Metric] = &[
 ];
 
 /// Each state of a client, with its name.
-const STATES: [(ClientState, &str); 10] = [
+const STATES: [(ClientState, &str); 11] = [
     (ClientState::Parked, "parked"),
     (ClientState::Waiting, "waiting"),
     (ClientState::Blocked, "blocked"),
@@ -366,6 +372,7 @@ const STATES: [(ClientState, &str); 10] = [
     (ClientState::Idle, "idle"),
     (ClientState::Free, "free"),
     (ClientState::Left, "left"),
+    (ClientState::Asleep, "asleep"),
 ];
 
 fn clients_by_state(snapshot: &Snapshot) -> Vec<Row> {
