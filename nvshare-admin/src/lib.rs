@@ -13,7 +13,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientStatus, GpuStatus, MemoryStatus, SchedulerStatus, SeatName, SeatStatus,
+    AdminReply, AdminRequest, AsleepStatus, ClientStatus, GpuStatus, MemoryStatus, SchedulerStatus, SeatName,
+    SeatStatus,
 };
 use serde::Serialize;
 
@@ -47,6 +48,8 @@ pub struct Status {
     pub unused_seats: Vec<SeatName>,
     /// The kinds of memory on the GPUs.
     pub memory: MemoryStatus,
+    /// The clients whose processes are off the GPUs.
+    pub asleep: Vec<AsleepStatus>,
 }
 
 /// A socket that could not be used, and the reason.
@@ -154,6 +157,7 @@ impl Scheduler {
         let mut found = places::find(&self.places)?;
         let (mut scheduler, mut memory) = (None, MemoryStatus::default());
         let (mut gpus, mut clients) = (Vec::new(), Vec::new());
+        let mut asleep = Vec::new();
         let (mut seats, mut unused_seats) = (Vec::new(), Vec::new());
         for reply in found.connection.ask(AdminRequest::Status)? {
             match reply {
@@ -162,12 +166,13 @@ impl Scheduler {
                 AdminReply::Client(row) => clients.push(*row),
                 AdminReply::Seat(row) => seats.push(*row),
                 AdminReply::Memory(row) => memory = *row,
+                AdminReply::Asleep(row) => asleep.push(*row),
                 AdminReply::UnusedSeats(names) => unused_seats = names,
                 _ => {}
             }
         }
         let scheduler =
             scheduler.ok_or_else(|| found.connection.broken("the answer is incomplete".to_owned()))?;
-        Ok(Status { schema: SCHEMA, scheduler, gpus, clients, seats, unused_seats, memory })
+        Ok(Status { schema: SCHEMA, scheduler, gpus, clients, seats, unused_seats, memory, asleep })
     }
 }

@@ -167,6 +167,12 @@ impl Line {
             EventKind::Ended => format!("{size} are free"),
             EventKind::Blocked => "what others have cannot be moved and leaves no room".to_owned(),
             EventKind::Quantum => took_text,
+            EventKind::Asleep if took.is_some() => format!("{size} are free after {took_text}"),
+            EventKind::Asleep => "it is off the GPU already".to_owned(),
+            EventKind::StaysAwake => "it does not go off the GPU".to_owned(),
+            EventKind::WakeWanted => format!("it waits for {size} to come back"),
+            EventKind::Wake if took.is_some() => format!("there is room, after {took_text}"),
+            EventKind::Awake => format!("back in {took_text}"),
             _ => String::new(),
         }
     }
@@ -233,6 +239,14 @@ mod tests {
         assert_eq!(
             said(EventKind::Restored, Some(8 << 30), Some(800_000)),
             "06:33:08.123  GPU-07070707  client 3 python3          restored    8.00 GiB in 0.800 s (10.0 GiB/s)"
+        );
+        assert_eq!(
+            said(EventKind::Asleep, Some(1 << 30), Some(400_000)),
+            "06:33:08.123  GPU-07070707  client 3 python3          asleep      1.00 GiB are free after 0.400 s"
+        );
+        assert_eq!(
+            said(EventKind::Awake, None, Some(700_000)),
+            "06:33:08.123  GPU-07070707  client 3 python3          awake       back in 0.700 s"
         );
         assert_eq!(
             said(EventKind::Drop, None, None),

@@ -22,7 +22,7 @@ use nvshare_admin::Scheduler;
 pub use commands::install::papers;
 
 use commands::{
-    cdi, clients, doctor, give, install, run, set_tq, status, switch, timeline as timeline_command,
+    cdi, clients, doctor, give, install, run, set_tq, sleep, status, switch, timeline as timeline_command,
     top as top_command, watch,
 };
 
@@ -63,6 +63,10 @@ enum Command {
     Pause(give::ClientOptions),
     /// Let a paused client go on
     Resume(give::ClientOptions),
+    /// Take an idle client with NVSHARE_MEMORY=swap off the GPU; any call of its program brings it back
+    Sleep(sleep::Options),
+    /// Bring a client back to the GPU as soon as there is room
+    Wake(sleep::Options),
     /// Switch scheduling on
     On,
     /// Switch scheduling off: all programs run at the same time
@@ -109,6 +113,8 @@ pub fn main() -> ExitCode {
         Command::SetPriority(options) => give::priority(&scheduler(), &options),
         Command::Pause(options) => give::pause(&scheduler(), &options, true),
         Command::Resume(options) => give::pause(&scheduler(), &options, false),
+        Command::Sleep(options) => sleep::sleep(&scheduler(), &options),
+        Command::Wake(options) => sleep::wake(&scheduler(), &options),
         Command::On => switch::on(&scheduler()),
         Command::Off(options) => switch::off(&scheduler(), &options),
         Command::Reset => switch::reset(&scheduler()),

@@ -7,6 +7,7 @@ pub(crate) mod give;
 pub(crate) mod install;
 pub(crate) mod run;
 pub(crate) mod set_tq;
+pub(crate) mod sleep;
 pub(crate) mod status;
 pub(crate) mod switch;
 pub(crate) mod timeline;

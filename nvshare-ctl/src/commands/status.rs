@@ -48,6 +48,7 @@ fn text(status: &Status, layout: Layout) -> String {
     }
     let notes: Vec<String> = show::reasons(status)
         .into_iter()
+        .chain(show::asleep(status))
         .chain(show::turns(&status.gpus))
         .chain(show::short_turns(&status.gpus))
         .chain(show::kept(status))

@@ -13,7 +13,8 @@ use clap::ValueEnum;
 use nvshare_admin::Status;
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{
-    ClientState, ClientStatus, GpuStatus, GpuUuid, HostStatus, MemoryMode, QuantumRule, SchedulerStatus,
+    AsleepStatus, ClientState, ClientStatus, GpuStatus, GpuUuid, HostStatus, MemoryMode, QuantumRule,
+    SchedulerStatus,
 };
 
 /// The order of clients.
@@ -139,6 +140,27 @@ pub(crate) fn reasons(status: &Status) -> Vec<String> {
     lines
 }
 
+/// A line for each client whose process is off the GPUs, with what it needs to come back.
+pub(crate) fn asleep(status: &Status) -> Vec<String> {
+    let name = |uuid| {
+        let gpu = status.gpus.iter().find(|gpu| gpu.gpu == uuid);
+        gpu.map_or_else(|| short_uuid(uuid), gpu_name)
+    };
+    let line = |row: &AsleepStatus| {
+        let known = row.needs.iter().filter(|need| need.bytes > 0);
+        let needs: Vec<String> =
+            known.map(|need| format!("{} of {}", Bytes(need.bytes), name(need.gpu))).collect();
+        let needs = if needs.is_empty() { String::new() } else { format!(" ({})", needs.join(", ")) };
+        let id = row.client;
+        if row.wakes {
+            format!("client {id} is asleep and comes back as soon as there is room{needs}")
+        } else {
+            format!("client {id} is asleep: any call of its program brings it back{needs}")
+        }
+    };
+    status.asleep.iter().map(line).collect()
+}
+
 /// A line for each GPU that clients with managed memory share with clients whose memory the library maps.
 pub(crate) fn mixed(status: &Status) -> Vec<String> {
     let has = |uuid: GpuUuid, memory: MemoryMode| {
@@ -215,7 +237,7 @@ fn turn(status: &Status, client: &ClientStatus) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use nvshare_proto::ClientMemory;
+    use nvshare_proto::{Amount, ClientMemory};
 
     use super::*;
 
@@ -236,6 +258,27 @@ mod tests {
         assert_eq!(quantum(&scheduler, &[]), "0.25 s");
         assert_eq!(quantum(&scheduler, &[auto.clone(), fixed]), "0.25 s");
         assert_eq!(quantum(&scheduler, &[auto.clone(), auto]), "auto");
+    }
+
+    #[test]
+    fn what_sleepers_need_is_said() {
+        let gpu = GpuUuid([7; 16]);
+        let mut status = crate::top::tests::status(Vec::new());
+        status.gpus = vec![GpuStatus { index: Some(0), ..GpuStatus::idle(gpu) }];
+        let needs = vec![Amount { gpu, bytes: 1 << 30 }];
+        status.asleep = vec![
+            AsleepStatus { client: 1, needs: needs.clone(), wakes: false },
+            AsleepStatus { client: 2, needs, wakes: true },
+            AsleepStatus { client: 3, needs: vec![Amount { gpu, bytes: 0 }], wakes: false },
+        ];
+        assert_eq!(
+            asleep(&status),
+            [
+                "client 1 is asleep: any call of its program brings it back (1.00 GiB of GPU 0)",
+                "client 2 is asleep and comes back as soon as there is room (1.00 GiB of GPU 0)",
+                "client 3 is asleep: any call of its program brings it back",
+            ]
+        );
     }
 
     #[test]

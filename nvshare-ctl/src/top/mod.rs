@@ -189,6 +189,7 @@ pub(crate) mod tests {
             clients,
             seats: Vec::new(),
             unused_seats: Vec::new(),
+            asleep: Vec::new(),
             memory,
         }
     }

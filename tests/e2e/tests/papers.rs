@@ -38,8 +38,20 @@ const PAPERS: [&str; 19] = [
 ];
 
 /// Commands that the administrators' socket alone takes.
-const FOR_ADMINISTRATORS: [&str; 10] =
-    ["set-tq", "set-limit", "set-weight", "set-priority", "pause", "resume", "on", "off", "reset", "watch"];
+const FOR_ADMINISTRATORS: [&str; 12] = [
+    "set-tq",
+    "set-limit",
+    "set-weight",
+    "set-priority",
+    "pause",
+    "resume",
+    "sleep",
+    "wake",
+    "on",
+    "off",
+    "reset",
+    "watch",
+];
 
 /// HAMi's variables, in the order of the alphabet.
 const HAMI: [&str; 6] = [
