@@ -262,6 +262,10 @@ hooked {
 }
 
 called {
+    cuCheckpointProcessCheckpoint(pid: c_int, args: *mut c_void);
+    cuCheckpointProcessLock(pid: c_int, args: *mut c_void);
+    cuCheckpointProcessRestore(pid: c_int, args: *mut c_void);
+    cuCheckpointProcessUnlock(pid: c_int, args: *mut c_void);
     cuCtxFromGreenCtx(pContext: *mut CUcontext, hCtx: CUgreenCtx);
     cuCtxGetCurrent(pctx: *mut CUcontext);
     cuCtxGetDevice(device: *mut CUdevice);
@@ -295,9 +299,9 @@ called {
 forwarded {
     cuArray3DGetDescriptor cuArray3DGetDescriptor_v2
     cuArrayGetDescriptor cuArrayGetDescriptor_v2 cuArrayGetMemoryRequirements
-    cuArrayGetPlane cuArrayGetSparseProperties cuCheckpointProcessCheckpoint
-    cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState cuCheckpointProcessLock
-    cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCoredumpGetAttribute cuCoredumpGetAttributeGlobal
+    cuArrayGetPlane cuArrayGetSparseProperties
+    cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState
+    cuCoredumpGetAttribute cuCoredumpGetAttributeGlobal
     cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetDevice_v2
     cuCtxGetDevResource cuCtxGetExecAffinity cuCtxGetFlags cuCtxGetId cuCtxGetLimit cuCtxGetSharedMemConfig
     cuCtxGetStreamPriorityRange cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags

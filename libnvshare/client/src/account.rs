@@ -216,6 +216,12 @@ impl<T: TenantQuota> Account<T> {
         self.allocated.saturating_sub(self.charged)
     }
 
+    /// Bytes that could leave the card, and are there.
+    #[must_use]
+    pub fn movable_on_card(&self) -> u64 {
+        self.charged.saturating_sub(self.allocated.saturating_sub(self.movable))
+    }
+
     /// The driver's reserve.
     #[must_use]
     pub fn reserve(&self) -> DriverReserve {

@@ -5,6 +5,7 @@
 
 mod idleness;
 mod io;
+mod sleeping;
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, InitialState, SchedulerM
 
 use crate::launch_window::InFlight;
 use idleness::Idleness;
+use sleeping::Sleeper;
 
 pub use io::{Action, Input, MoverOrder, Ticket};
 
@@ -77,6 +79,7 @@ pub struct Machine {
     said_waiting: bool,
     /// When the scheduler was lost without which the process runs on its own now, for as long as it is expected back.
     expects_since: Option<Duration>,
+    sleeper: Sleeper,
     actions: Vec<Action>,
 }
 
@@ -100,6 +103,7 @@ impl Machine {
             was_answered: false,
             said_waiting: false,
             expects_since: None,
+            sleeper: Sleeper::default(),
             actions: Vec::new(),
         }
     }
@@ -118,7 +122,7 @@ impl Machine {
             Phase::Running { .. } if self.waiters => self.idleness.next_look(now),
             _ if !self.connected => Some(Duration::from_millis(250)),
             Phase::Parked | Phase::Next | Phase::Idle { .. } if lacking => Some(Duration::from_secs(1)),
-            Phase::Parked | Phase::Next | Phase::Idle { .. } if self.asleep => {
+            Phase::Parked | Phase::Next | Phase::Idle { .. } if self.asleep || self.sleeper.is_wanted() => {
                 let ping = (self.heard_at + PING_AFTER).saturating_sub(now);
                 Some(if self.silent_since.is_some() { Duration::from_secs(1) } else { ping })
             }
@@ -203,6 +207,10 @@ impl Machine {
             }
             Input::Restored { lacking } => self.restored(lacking),
             Input::Drained(ticket) => self.drained(ticket),
+            Input::CallsWaiting => self.calls_waiting(now),
+            Input::Asleep => self.slept(),
+            Input::CannotSleep { reason, for_good } => self.stayed(reason, for_good, now),
+            Input::Awake { took } => self.came_back(took, now),
             Input::Quiet { submissions } => self.idleness.complete(submissions, now),
             Input::Busy => self.idleness.incomplete(now),
             Input::BusyAndAbsent => {
@@ -231,6 +239,7 @@ impl Machine {
     }
 
     fn message(&mut self, message: SchedulerMessage, now: Duration) {
+        let Some(message) = self.unless_asleep(message) else { return };
         match message {
             SchedulerMessage::Registered { hold, .. } => self.registered(hold, now),
             SchedulerMessage::Capacity(room) => self.act(Action::Capacity(room)),
@@ -282,15 +291,12 @@ impl Machine {
             // A drain ends with the counters, and all that they count is complete.
             SchedulerMessage::AskProgress { .. } if matches!(self.phase, Phase::Draining { .. }) => {}
             SchedulerMessage::AskProgress { ticket } => self.act(Action::Post(MoverOrder::Count(ticket))),
-            SchedulerMessage::Sleep => self.act(Action::Send(ClientMessage::CannotSleep {
-                reason: "its library cannot go off the card".to_owned(),
-                for_good: true,
-            })),
             SchedulerMessage::Limit(room) => self.act(Action::AllocationLimit(room)),
             // The library takes the page, and memory of the host, itself. PONG has had its effect when it was heard.
             SchedulerMessage::Quota { .. }
             | SchedulerMessage::HostMemory { .. }
             | SchedulerMessage::HostShort { .. }
+            | SchedulerMessage::Sleep
             | SchedulerMessage::Wake
             | SchedulerMessage::Pong => {}
         }
@@ -311,6 +317,9 @@ impl Machine {
         self.idleness.count_from(now);
         self.end_next();
         self.expect_nobody();
+        if self.registered_asleep(hold) {
+            return;
+        }
         match hold {
             InitialState::Parked => {
                 if self.phase != Phase::Parked {
@@ -449,7 +458,7 @@ impl Machine {
 
     fn ask(&mut self) {
         let closed = matches!(self.phase, Phase::Parked | Phase::Next | Phase::Idle { .. });
-        if self.asleep && closed && self.connected && !self.lock_requested {
+        if self.asleep && closed && self.connected && !self.lock_requested && self.sleeper.is_awake() {
             self.lock_requested = true;
             self.act(Action::Report);
             self.act(Action::Send(ClientMessage::ReqLock));
@@ -480,7 +489,7 @@ impl Machine {
 
     fn go_alone(&mut self) {
         self.lock_requested = false;
-        if self.phase == Phase::Free {
+        if self.phase == Phase::Free || !self.may_be_alone() {
             return;
         }
         self.end_next();
@@ -548,18 +557,20 @@ impl Machine {
 
     /// A parked program that has work, or lacks room, waits for a scheduler that answers, but not for ever.
     fn wait_for_the_scheduler(&mut self, lacking: bool, now: Duration) {
+        let waits = self.asleep || lacking || self.sleeper.is_wanted();
         if let Some(since) = self.silent_since {
+            let Some(since) = self.sleeper.counts_from(since) else { return };
             if now.saturating_sub(since) >= RETURN_PATIENCE {
                 self.reconnect();
                 self.go_alone();
             } else if now.saturating_sub(since) >= SAY_AFTER && !self.said_waiting && !self.warned {
                 // A part of the program waits: a thread at the gate, an allocation, or the call that made the first contact.
-                self.said_waiting = self.asleep || lacking || !self.was_answered;
+                self.said_waiting = waits || !self.was_answered;
                 if self.said_waiting {
                     self.act(Action::SayWaiting);
                 }
             }
-        } else if (self.asleep || lacking) && now.saturating_sub(self.heard_at) >= PING_AFTER {
+        } else if waits && now.saturating_sub(self.heard_at) >= PING_AFTER {
             self.silent_since = Some(now);
             self.act(Action::Send(ClientMessage::Ping));
         }

@@ -51,6 +51,20 @@ pub enum Done {
         /// How many submissions that are, since the start.
         submissions: u64,
     },
+    /// The process is off the card.
+    Asleep,
+    /// It could not go off the card.
+    CannotSleep {
+        /// The reason: one line.
+        reason: String,
+        /// Whether it stays as long as the process lives.
+        for_good: bool,
+    },
+    /// The process is back on the card.
+    Awake {
+        /// How long the way back took.
+        took: Duration,
+    },
 }
 
 /// The functions of the library that the session needs.
@@ -89,6 +103,8 @@ pub trait Host {
     fn is_nobody_inside(&self) -> bool;
     /// Whether threads sleep at the gate.
     fn is_anybody_asleep(&self) -> bool;
+    /// Whether calls of the program wait for the process to come back to the card.
+    fn is_anybody_at_door(&self) -> bool;
     /// Submissions that passed the gate since the start.
     fn submissions(&self) -> u64;
 
@@ -167,6 +183,11 @@ impl Session {
             Done::Restored { lacking } => self.feed(host, Input::Restored { lacking }, now),
             Done::Quiet { submissions } => self.feed(host, Input::Quiet { submissions }, now),
             Done::Busy => self.feed(host, Input::Busy, now),
+            Done::Asleep => self.feed(host, Input::Asleep, now),
+            Done::CannotSleep { reason, for_good } => {
+                self.feed(host, Input::CannotSleep { reason, for_good }, now);
+            }
+            Done::Awake { took } => self.feed(host, Input::Awake { took }, now),
             Done::Counted { ticket, submissions } => {
                 host.say(ClientMessage::Progress { ticket, submissions });
             }
@@ -194,12 +215,21 @@ impl Session {
         if host.is_anybody_asleep() {
             self.feed(host, Input::ThreadsWaiting, now);
         }
+        if host.is_anybody_at_door() {
+            self.feed(host, Input::CallsWaiting, now);
+        }
         self.tell_needs(host);
         let lacking = is_lacking(host);
         if self.machine.next_tick(lacking, now).is_some() {
             let (progress, submissions) = (host.progress(), host.submissions());
             self.feed(host, Input::Tick { progress, submissions, lacking }, now);
         }
+    }
+
+    /// Whether the process is off the card, or on its way there or back: nothing may call the driver.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        self.machine.is_asleep()
     }
 
     /// Time until [`Self::look`] is to be called, if no event comes before; `None`: only after events.

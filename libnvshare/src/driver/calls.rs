@@ -5,6 +5,7 @@
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::functions;
 use super::types::{
@@ -272,6 +273,48 @@ pub(crate) fn graph_memory(device: CUdevice) -> Result<u64, CUresult> {
 /// Releases the memory of graphs that no running graph uses.
 pub(crate) fn trim_graph_memory(device: CUdevice) -> Result<(), CUresult> {
     call!(cuDeviceGraphMemTrim(device))
+}
+
+/// The arguments of a step of the driver's checkpoint: nothing, but for the lock, whose first word is its patience in milliseconds.
+type CheckpointArguments = [c_uint; 16];
+
+/// Whether the driver can take processes off their cards.
+pub(crate) fn can_checkpoint() -> bool {
+    functions::cuCheckpointProcessLock.get().is_some()
+        && functions::cuCheckpointProcessCheckpoint.get().is_some()
+        && functions::cuCheckpointProcessRestore.get().is_some()
+        && functions::cuCheckpointProcessUnlock.get().is_some()
+}
+
+fn own_number() -> c_int {
+    // SAFETY: it only asks.
+    unsafe { libc::getpid() }
+}
+
+/// Locks this process: waits for its work, for this long at most, and then its calls wait.
+pub(crate) fn lock_process(patience: Duration) -> Result<(), CUresult> {
+    let mut arguments = CheckpointArguments::default();
+    if let Some(millis) = arguments.first_mut() {
+        *millis = c_uint::try_from(patience.as_millis()).unwrap_or(c_uint::MAX);
+    }
+    call!(cuCheckpointProcessLock(own_number(), (&raw mut arguments).cast()))
+}
+
+/// Takes this process, which is locked, off its cards.
+pub(crate) fn checkpoint_process() -> Result<(), CUresult> {
+    let mut arguments = CheckpointArguments::default();
+    call!(cuCheckpointProcessCheckpoint(own_number(), (&raw mut arguments).cast()))
+}
+
+/// Brings this process back to its cards, still locked.
+pub(crate) fn restore_process() -> Result<(), CUresult> {
+    let mut arguments = CheckpointArguments::default();
+    call!(cuCheckpointProcessRestore(own_number(), (&raw mut arguments).cast()))
+}
+
+pub(crate) fn unlock_process() -> Result<(), CUresult> {
+    let mut arguments = CheckpointArguments::default();
+    call!(cuCheckpointProcessUnlock(own_number(), (&raw mut arguments).cast()))
 }
 
 /// The base address of the allocation that `pointer` points into.

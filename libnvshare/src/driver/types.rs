@@ -22,6 +22,7 @@ impl CUresult {
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const OPERATING_SYSTEM: Self = Self(304);
     pub(crate) const INVALID_HANDLE: Self = Self(400);
+    pub(crate) const ILLEGAL_STATE: Self = Self(401);
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
 

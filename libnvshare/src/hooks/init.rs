@@ -6,8 +6,8 @@ use std::sync::Once;
 use crate::driver::functions::signatures;
 use crate::driver::types::CUresult;
 use crate::lookup::{self, Table};
+use crate::memory::sleep;
 use crate::process::{config, lifecycle};
-use crate::work::gate::door;
 
 /// Fails if the environment has a limit that cannot be parsed, before the program can allocate anything.
 ///
@@ -18,7 +18,7 @@ pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint, table: &'s
         return CUresult::INVALID_VALUE;
     }
     if config::sleeps() {
-        door::hang();
+        sleep::prepare(Box::new(move || lookup::linked_past_thunks(table)));
     }
     // SAFETY: the caller's argument.
     let result = unsafe { real(flags) };

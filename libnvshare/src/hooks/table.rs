@@ -167,6 +167,15 @@ mod tests {
     }
 
     #[test]
+    fn each_function_without_a_hook_has_a_thunk() {
+        assert!(TABLE.thunks.iter().map(|thunk| thunk.name).eq(TABLE.without_hook.iter().copied()));
+        let without: Vec<&str> =
+            TABLE.without_hook.iter().copied().filter(|name| !(TABLE.has_thunk)(name)).collect();
+        assert!(without.iter().all(|name| name.contains("Checkpoint") || *name == "cuGetExportTable"));
+        assert_eq!(without.len(), 8, "{without:?}");
+    }
+
+    #[test]
     fn no_name_is_in_the_table_twice() {
         let mut seen = HashSet::new();
         for name in TABLE.names() {

@@ -122,6 +122,11 @@ struct Entry {
 
 static EXPORTS: Mutex<BTreeMap<u64, Entry>> = Mutex::new(BTreeMap::new());
 
+/// Whether others can get memory of this process.
+pub(crate) fn has_any() -> bool {
+    !lock(&EXPORTS).is_empty()
+}
+
 /// The handle of an allocation, if others can get its memory by it.
 pub(crate) fn handle_of(allocation: u64) -> Option<CUipcMemHandle> {
     let exports = lock(&EXPORTS);

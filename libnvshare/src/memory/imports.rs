@@ -115,6 +115,11 @@ impl Mapping {
     }
 }
 
+/// Whether this process has memory of others.
+pub(crate) fn has_any() -> bool {
+    !lock(&IMPORTS).is_empty() || are_any_closed()
+}
+
 /// Whether mappings wait to be unmapped.
 pub(super) fn are_any_closed() -> bool {
     CLOSED.count() > 0 && !lifecycle::is_forked()

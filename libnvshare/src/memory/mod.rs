@@ -19,3 +19,4 @@ pub(crate) mod pools;
 pub(crate) mod quota;
 pub(crate) mod sharing;
 pub(crate) mod slabs;
+pub(crate) mod sleep;

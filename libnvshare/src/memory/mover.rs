@@ -17,7 +17,7 @@ use nvshare_proto::{Amount, GpuUuid, HandOverPhase};
 
 use crate::memory::backing::Lacking;
 use crate::memory::devices::{self, Device};
-use crate::memory::{deferred_free, driver_reserve, free};
+use crate::memory::{deferred_free, driver_reserve, free, sleep};
 use crate::process::lock::lock;
 use crate::process::threads::{self, Pace};
 use crate::process::{counters, lifecycle, log, phases};
@@ -53,7 +53,8 @@ pub(crate) fn post(order: MoverOrder) {
     if let MoverOrder::Evict(room) = &order {
         EVICTIONS.fetch_add(1, Ordering::SeqCst);
         // Not beside a restore that is not over yet: the eviction would miss what is on its way.
-        let is_beside = devices::used().nth(1).is_some() && RESTORES.load(Ordering::SeqCst) == 0;
+        let is_beside =
+            devices::used().nth(1).is_some() && !sleep::is_away() && RESTORES.load(Ordering::SeqCst) == 0;
         if is_beside && evict_beside(*room) {
             return;
         }
@@ -101,6 +102,9 @@ pub(crate) fn run(to: fn(Done)) {
         let cancelled = || GENERATION.load(Ordering::SeqCst) != generation;
         let (is_restore, is_ahead) = (is_restore(&order), order == MoverOrder::RestoreEarly);
         match order {
+            MoverOrder::Sleep => report(sleep::go()),
+            MoverOrder::Wake => report(sleep::come_back()),
+            order if sleep::is_away() => answer_asleep(&order),
             MoverOrder::Evict(room) => evict(room),
             _ if cancelled() => {}
             MoverOrder::Drain(ticket) => {
@@ -124,6 +128,22 @@ pub(crate) fn run(to: fn(Done)) {
         if is_restore {
             RESTORES.fetch_sub(1, Ordering::SeqCst);
         }
+    }
+}
+
+/// Answers an order without the driver, while the process is off the card: no work runs, and no memory that moves is there.
+fn answer_asleep(order: &MoverOrder) {
+    let submissions = gate::totals().0;
+    match *order {
+        MoverOrder::Evict(Amount { gpu, bytes }) => {
+            let charged = devices::by_uuid(gpu).map_or(0, |device| device.account().charged());
+            EVICTIONS.fetch_sub(1, Ordering::SeqCst);
+            report(Done::EvictionEnds { gpu, short: bytes.min(charged) });
+        }
+        MoverOrder::Drain(ticket) => report(Done::Drained(ticket)),
+        MoverOrder::Probe => report(Done::Quiet { submissions }),
+        MoverOrder::Count(ticket) => report(Done::Counted { ticket, submissions }),
+        MoverOrder::Restore | MoverOrder::RestoreEarly | MoverOrder::Sleep | MoverOrder::Wake => {}
     }
 }
 

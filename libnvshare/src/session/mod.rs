@@ -280,6 +280,8 @@ impl Thread {
                     };
                     supply::on_answer(offered, segments, passed);
                 }
+                // To give memory back takes calls of the driver.
+                Reply::Client(SchedulerMessage::HostShort { .. }) if self.session.is_asleep() => {}
                 Reply::Client(SchedulerMessage::HostShort { bytes }) => {
                     swap::give_way(bytes);
                 }
@@ -461,6 +463,10 @@ impl Host for Library {
 
     fn is_anybody_asleep(&self) -> bool {
         gate::anybody_asleep()
+    }
+
+    fn is_anybody_at_door(&self) -> bool {
+        gate::door::has_waiters()
     }
 
     fn submissions(&self) -> u64 {

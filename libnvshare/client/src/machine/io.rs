@@ -1,5 +1,7 @@
 //! Inputs of the machine, and the actions that it asks for.
 
+use std::time::Duration;
+
 use nvshare_proto::{Amount, ClientMessage, GpuUuid, SchedulerMessage};
 
 use crate::launch_window::InFlight;
@@ -23,6 +25,10 @@ pub enum MoverOrder {
     Probe,
     /// Wait until all work is complete that is submitted by now, without closing the gate. The number goes with the answer.
     Count(u64),
+    /// Take the process off the card. The gate is closed.
+    Sleep,
+    /// Bring it back.
+    Wake,
 }
 
 /// An event that the machine is told.
@@ -60,6 +66,22 @@ pub enum Input {
     BusyAndAbsent,
     /// In answer to [`Action::TryIdle`]: the gate is closed and nothing is under way.
     WentIdle,
+    /// Calls of the program wait for the process to come back to the card.
+    CallsWaiting,
+    /// The process is off the card, in answer to [`MoverOrder::Sleep`].
+    Asleep,
+    /// It is not, in answer to the same.
+    CannotSleep {
+        /// The reason: one line.
+        reason: String,
+        /// Whether it stays as long as the process lives.
+        for_good: bool,
+    },
+    /// The process is back on the card, in answer to [`MoverOrder::Wake`].
+    Awake {
+        /// How long the way back took.
+        took: Duration,
+    },
     /// Time passed.
     Tick {
         /// A number that grows whenever a drain comes nearer to its end.

@@ -1,3 +1,5 @@
+mod sleeping;
+
 use super::*;
 use nvshare_proto::GpuUuid;
 

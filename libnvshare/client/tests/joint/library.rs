@@ -233,6 +233,10 @@ impl Host for Library {
         !self.is_inside
     }
 
+    fn is_anybody_at_door(&self) -> bool {
+        false
+    }
+
     fn is_anybody_asleep(&self) -> bool {
         self.is_asleep
     }

@@ -154,6 +154,7 @@ impl World {
                 self.keep(i, lane, Task::Restore(restore), generation);
                 self.plan(i, lane, 50, 100);
             }
+            MoverOrder::Sleep | MoverOrder::Wake => unreachable!("no scheduler says so here"),
             MoverOrder::Evict(room) => {
                 let steps = 1 + self.random(3);
                 self.keep(i, lane, Task::Evict(Evict { room, moved: 0, steps }), generation);

@@ -1,0 +1,204 @@
+//! A process that goes off the card, and comes back.
+//!
+//! It stays parked all the while. The mover makes the driver's calls; until it is done, and while the process is off the card, nothing
+//! may be done that needs the driver. So messages that would are kept until the process is awake. Those that mean that it has work, or
+//! is on its own, bring it back.
+//!
+//! A call of the program that waits asks the scheduler for the way back, since the card may be full. If no scheduler answers for as long
+//! as a parked program waits for one, the process comes back on its own.
+
+use std::time::Duration;
+
+use nvshare_proto::{ClientMessage, InitialState, SchedulerMessage};
+
+use super::{Action, Machine, MoverOrder, Phase};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Stage {
+    #[default]
+    Awake,
+    /// The mover tries to go.
+    Falling,
+    Asleep,
+    /// The mover brings the process back.
+    Waking,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Sleeper {
+    stage: Stage,
+    /// Since when a call of the program waits for the way back.
+    wanted_since: Option<Duration>,
+    /// WAKE_WANTED is said on this connection.
+    is_said: bool,
+    /// The process is to come back as soon as it is asleep.
+    is_called: bool,
+    /// The process is on its own as soon as it is awake.
+    is_alone: bool,
+    /// Messages that are kept until the process is awake.
+    kept: Vec<SchedulerMessage>,
+}
+
+impl Sleeper {
+    pub(super) fn is_awake(&self) -> bool {
+        self.stage == Stage::Awake
+    }
+
+    /// Whether a call of the program waits for the way back.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.wanted_since.is_some()
+    }
+
+    /// The time from which the silence of the scheduler counts that began at `since`. `None`: nothing waits for it.
+    pub(super) fn counts_from(&self, since: Duration) -> Option<Duration> {
+        match self.stage {
+            Stage::Awake => Some(since),
+            Stage::Asleep => self.wanted_since.map(|wanted| wanted.max(since)),
+            Stage::Falling | Stage::Waking => None,
+        }
+    }
+}
+
+impl Machine {
+    /// Whether the process is off the card, or on its way there or back.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        !self.sleeper.is_awake()
+    }
+
+    /// The message, if it has its effect now.
+    pub(super) fn unless_asleep(&mut self, message: SchedulerMessage) -> Option<SchedulerMessage> {
+        use SchedulerMessage as M;
+        match (self.sleeper.stage, message) {
+            (_, M::Sleep) => self.fall_asleep(),
+            (_, M::Wake) => self.come_back(),
+            (Stage::Awake, message) => return Some(message),
+            // Nothing that moves is on the card.
+            (Stage::Asleep, M::Evict(room)) => self.act(Action::Return { room, evict: false }),
+            (_, message @ M::Evict(_)) => self.sleeper.kept.push(message),
+            (_, message @ (M::LockOk { .. } | M::Restore(_) | M::SchedOff | M::SchedOn { .. })) => {
+                self.sleeper.kept.push(message);
+                self.come_back();
+            }
+            (_, message) => return Some(message),
+        }
+        None
+    }
+
+    fn fall_asleep(&mut self) {
+        match self.sleeper.stage {
+            Stage::Awake if self.phase == Phase::Parked && !self.asleep => {
+                self.sleeper.stage = Stage::Falling;
+                self.act(Action::Post(MoverOrder::Sleep));
+            }
+            Stage::Falling => {}
+            Stage::Asleep => self.act(Action::Send(ClientMessage::Asleep)),
+            Stage::Awake | Stage::Waking => self.act(Action::Send(ClientMessage::CannotSleep {
+                reason: "it is at work".to_owned(),
+                for_good: false,
+            })),
+        }
+    }
+
+    fn come_back(&mut self) {
+        match self.sleeper.stage {
+            Stage::Awake | Stage::Waking => {}
+            Stage::Falling => self.sleeper.is_called = true,
+            Stage::Asleep => {
+                self.sleeper.stage = Stage::Waking;
+                self.act(Action::Post(MoverOrder::Wake));
+            }
+        }
+    }
+
+    /// If the process is awake, it can be on its own at once. Otherwise it is when it has come back.
+    pub(super) fn may_be_alone(&mut self) -> bool {
+        let is_awake = self.sleeper.is_awake();
+        if !is_awake {
+            self.sleeper.is_alone = true;
+            self.come_back();
+        }
+        is_awake
+    }
+
+    /// The mover has taken the process off the card.
+    pub(super) fn slept(&mut self) {
+        self.sleeper.stage = Stage::Asleep;
+        self.act(Action::Send(ClientMessage::Asleep));
+        let (now, later) = std::mem::take(&mut self.sleeper.kept)
+            .into_iter()
+            .partition(|m| matches!(m, SchedulerMessage::Evict(_)));
+        self.sleeper.kept = later;
+        let evictions: Vec<SchedulerMessage> = now;
+        for message in evictions {
+            self.unless_asleep(message);
+        }
+        if std::mem::take(&mut self.sleeper.is_called) {
+            self.come_back();
+        }
+    }
+
+    /// The mover could not take the process off the card.
+    pub(super) fn stayed(&mut self, reason: String, for_good: bool, now: Duration) {
+        self.act(Action::Send(ClientMessage::CannotSleep { reason, for_good }));
+        self.go_on(now);
+    }
+
+    /// The mover has brought the process back.
+    pub(super) fn came_back(&mut self, took: Duration, now: Duration) {
+        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.act(Action::Send(ClientMessage::Awake { took_us }));
+        self.go_on(now);
+    }
+
+    /// The process is awake: what was kept has its effect.
+    fn go_on(&mut self, now: Duration) {
+        let Sleeper { is_alone, kept, .. } = std::mem::take(&mut self.sleeper);
+        for message in kept {
+            self.message(message, now);
+        }
+        if is_alone {
+            self.go_alone();
+        } else {
+            self.ask();
+        }
+    }
+
+    /// Calls of the program wait for the way back.
+    pub(super) fn calls_waiting(&mut self, now: Duration) {
+        if self.sleeper.stage == Stage::Asleep {
+            self.sleeper.wanted_since.get_or_insert(now);
+            self.say_wanted();
+        }
+    }
+
+    fn say_wanted(&mut self) {
+        let is_new = self.sleeper.stage == Stage::Asleep && self.sleeper.is_wanted() && !self.sleeper.is_said;
+        if is_new && self.connected {
+            self.sleeper.is_said = true;
+            self.act(Action::Send(ClientMessage::WakeWanted));
+        }
+    }
+
+    /// A scheduler has registered the process. Returns whether it sleeps, so that all else waits until it is awake.
+    pub(super) fn registered_asleep(&mut self, hold: InitialState) -> bool {
+        if self.sleeper.is_awake() {
+            return false;
+        }
+        // What a lost connection has said is not valid any more.
+        self.sleeper.kept.clear();
+        self.sleeper.is_alone = hold == InitialState::Free;
+        self.sleeper.is_said = false;
+        if self.sleeper.stage != Stage::Falling {
+            self.act(Action::Send(ClientMessage::Asleep));
+        }
+        if let InitialState::Running(epoch) = hold {
+            self.sleeper.kept.push(SchedulerMessage::SchedOn { epoch });
+        }
+        if hold != InitialState::Parked {
+            self.come_back();
+        }
+        self.say_wanted();
+        true
+    }
+}

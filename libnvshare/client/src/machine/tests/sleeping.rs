@@ -1,0 +1,130 @@
+//! Processes that go off the card and come back.
+
+use super::*;
+
+fn said(message: ClientMessage) -> Action {
+    Action::Send(message)
+}
+
+fn at_work() -> Action {
+    said(ClientMessage::CannotSleep { reason: "it is at work".to_owned(), for_good: false })
+}
+
+const TOOK: Input = Input::Awake { took: Duration::from_millis(3) };
+const AWAKE: Action = Action::Send(ClientMessage::Awake { took_us: 3000 });
+
+/// A client that is off the card.
+fn asleep() -> Client {
+    let mut client = Client::registered(InitialState::Parked);
+    assert_eq!(client.hear(SchedulerMessage::Sleep), [Action::Post(MoverOrder::Sleep)]);
+    assert_eq!(client.feed(Input::Asleep), [said(ClientMessage::Asleep)]);
+    assert!(client.machine.is_asleep());
+    client
+}
+
+#[test]
+fn a_call_that_waits_wakes_it_through_the_scheduler() {
+    let mut client = asleep();
+    assert_eq!(client.feed(Input::CallsWaiting), [said(ClientMessage::WakeWanted)]);
+    assert_eq!(client.feed(Input::CallsWaiting), [], "it is said once");
+    assert_eq!(client.hear(SchedulerMessage::Wake), [Action::Post(MoverOrder::Wake)]);
+    assert_eq!(client.hear(SchedulerMessage::Wake), [], "it comes already");
+    assert_eq!(client.feed(TOOK), [AWAKE]);
+    assert!(!client.machine.is_asleep());
+    assert!(client.feed(Input::ThreadsWaiting).contains(&said(ClientMessage::ReqLock)));
+    assert_eq!(client.hear(SchedulerMessage::Wake), [], "it is awake");
+}
+
+#[test]
+fn a_program_at_work_does_not_go() {
+    let mut waits = Client::registered(InitialState::Parked);
+    waits.feed(Input::ThreadsWaiting);
+    let mut free = Client::registered(InitialState::Free);
+    free.feed(Input::Began);
+    for client in [&mut waits, &mut free, &mut Client::running_contended()] {
+        assert_eq!(client.hear(SchedulerMessage::Sleep), [at_work()]);
+        assert!(!client.machine.is_asleep());
+    }
+}
+
+#[test]
+fn threads_that_come_to_the_gate_meanwhile_ask_when_it_stays() {
+    let mut client = Client::registered(InitialState::Parked);
+    client.hear(SchedulerMessage::Sleep);
+    assert_eq!(client.feed(Input::ThreadsWaiting), [], "the mover finds them");
+    let reason = || "its threads are busy".to_owned();
+    let stays = client.feed(Input::CannotSleep { reason: reason(), for_good: false });
+    assert_eq!(stays[0], said(ClientMessage::CannotSleep { reason: reason(), for_good: false }));
+    assert!(stays.contains(&said(ClientMessage::ReqLock)));
+}
+
+#[test]
+fn what_comes_on_the_way_waits_until_it_is_there() {
+    let grant = || SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] };
+    let mut client = Client::registered(InitialState::Parked);
+    client.hear(SchedulerMessage::Sleep);
+    assert_eq!(client.hear(SchedulerMessage::Evict(room(5))), []);
+    assert_eq!(client.hear(grant()), []);
+    let eviction = Action::Return { room: room(5), evict: false };
+    assert_eq!(
+        client.feed(Input::Asleep),
+        [said(ClientMessage::Asleep), eviction, Action::Post(MoverOrder::Wake)],
+        "no memory that moves is on the card, and a grant wakes it"
+    );
+    assert_eq!(client.feed(TOOK), [AWAKE, Action::Begin { anyway: false }]);
+    // It stays: the eviction may move memory.
+    let mut client = Client::registered(InitialState::Parked);
+    client.hear(SchedulerMessage::Sleep);
+    client.hear(SchedulerMessage::Evict(room(5)));
+    let stays = client.feed(Input::CannotSleep { reason: String::new(), for_good: false });
+    assert_eq!(stays[1..], [Action::Return { room: room(5), evict: true }]);
+}
+
+#[test]
+fn scheduling_off_wakes_it_before_its_gate_opens() {
+    let mut client = asleep();
+    assert_eq!(client.hear(SchedulerMessage::SchedOff), [Action::Post(MoverOrder::Wake)]);
+    assert_eq!(client.feed(TOOK), [AWAKE, Action::StopMetering, Action::Begin { anyway: false }]);
+}
+
+#[test]
+fn without_a_scheduler_it_sleeps_until_a_call_has_waited_long_enough() {
+    let mut client = asleep();
+    client.feed(Input::Lost);
+    assert_eq!(client.wait(2 * RETURN_PATIENCE), [], "nothing waits");
+    assert_eq!(client.feed(Input::CallsWaiting), []);
+    assert!(!client.wait(RETURN_PATIENCE - MS(500)).contains(&Action::Post(MoverOrder::Wake)));
+    let woken = client.wait(MS(1000));
+    assert!(woken.contains(&Action::Post(MoverOrder::Wake)), "{woken:?}");
+    assert!(!woken.contains(&Action::Begin { anyway: false }), "its gate opens when it is awake");
+    assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }));
+}
+
+#[test]
+fn the_next_scheduler_is_told_that_it_sleeps_and_what_waits() {
+    let registered = |hold| SchedulerMessage::Registered { client: 2, hold };
+    let mut client = asleep();
+    client.feed(Input::CallsWaiting);
+    client.feed(Input::Lost);
+    client.feed(Input::Registering);
+    assert_eq!(
+        client.hear(registered(InitialState::Parked)),
+        [said(ClientMessage::Asleep), said(ClientMessage::WakeWanted)]
+    );
+    for hold in [InitialState::Free, InitialState::Running(epoch(1))] {
+        let mut client = asleep();
+        client.feed(Input::Lost);
+        let woken = [said(ClientMessage::Asleep), Action::Post(MoverOrder::Wake)];
+        assert_eq!(client.hear(registered(hold)), woken, "{hold:?}");
+        assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }), "{hold:?}");
+    }
+}
+
+#[test]
+fn a_scheduler_that_does_not_answer_a_waiting_call_is_given_up() {
+    let mut client = asleep();
+    client.feed(Input::CallsWaiting);
+    let waited = client.wait(PING_AFTER + RETURN_PATIENCE + MS(2000));
+    assert!(waited.contains(&said(ClientMessage::Ping)), "{waited:?}");
+    assert!(waited.contains(&Action::Reconnect) && waited.contains(&Action::Post(MoverOrder::Wake)));
+}

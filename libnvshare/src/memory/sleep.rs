@@ -1,0 +1,236 @@
+//! Takes the process off its cards, and brings it back, by the driver's checkpoint. The mover's thread does this.
+//!
+//! Before, the gate is closed and all work is complete, so that the scheduler has taken the room of all memory that moves. Then the
+//! [door] closes. The driver is left alone once no call of the program is under way, no thread can be between the door and the driver,
+//! and no thread of the library calls it. What fails is undone, and the process goes on as before.
+//!
+//! A thread that comes to the door while the others are looked at means that the program is at work. So does one at the gate.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nvshare_client::Kind;
+use nvshare_client::session::Done;
+use nvshare_proto::MemoryMode;
+
+use super::{allocations, devices, exports, imports};
+use crate::driver;
+use crate::driver::types::CUresult;
+use crate::process::blocked::Unseen;
+use crate::process::{config, lifecycle, log, threads};
+use crate::work::captures;
+use crate::work::gate::{self, door};
+
+/// The program's threads, and its calls that are under way, have this long to come to rest.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The pause between two looks.
+const LOOK: Duration = Duration::from_millis(1);
+/// How often the way back is tried, where the driver refuses it, and the pause between.
+const TRIES: u32 = 3;
+const BEFORE_AGAIN: Duration = Duration::from_millis(50);
+
+/// The process is off the card.
+static AWAY: AtomicBool = AtomicBool::new(false);
+/// Finds the functions of the driver that the program calls past the door.
+static LINKED: OnceLock<Linked> = OnceLock::new();
+type Linked = Box<dyn Fn() -> Vec<String> + Send + Sync>;
+
+/// Why the process stays on the card.
+#[derive(Debug)]
+struct Stays {
+    reason: String,
+    for_good: bool,
+}
+
+impl Stays {
+    fn now(reason: impl fmt::Display) -> Self {
+        Self { reason: reason.to_string(), for_good: false }
+    }
+
+    fn for_good(reason: impl fmt::Display) -> Self {
+        Self { reason: reason.to_string(), for_good: true }
+    }
+
+    /// The driver has refused a step.
+    fn refused(step: &str, error: CUresult) -> Self {
+        match error {
+            CUresult::NOT_READY => Self::now("a call or work of it is under way"),
+            CUresult::NOT_SUPPORTED => {
+                Self::for_good(format_args!("the driver does not {step} it: {error:?}"))
+            }
+            error => Self::now(format_args!("the driver does not {step} it: {error:?}")),
+        }
+    }
+}
+
+/// Hangs the door, before the first call of the driver. `linked` finds the functions that the program calls past it.
+pub(crate) fn prepare(linked: Linked) {
+    let _ = LINKED.set(linked);
+    door::hang();
+}
+
+/// Whether the process is off the card. Then nothing may call the driver.
+pub(super) fn is_away() -> bool {
+    AWAY.load(Ordering::SeqCst)
+}
+
+/// Takes the process off the card, if that can be.
+pub(super) fn go() -> Done {
+    let begin = Instant::now();
+    match check_for_good().and_then(|()| behind_the_door()) {
+        Ok(()) => {
+            log::info(format_args!(
+                "the process is off the card, after {:.3} s",
+                begin.elapsed().as_secs_f64()
+            ));
+            Done::Asleep
+        }
+        Err(Stays { reason, for_good }) => {
+            log::info(format_args!("the process does not go off the card: {reason}"));
+            Done::CannotSleep { reason, for_good }
+        }
+    }
+}
+
+/// What does not change as long as the process lives.
+fn check_for_good() -> Result<(), Stays> {
+    if !door::is_hung() {
+        let is_swap = config::get().is_ok_and(|config| config.memory == MemoryMode::Swap);
+        let reason = if is_swap { "NVSHARE_SLEEP is 0" } else { "NVSHARE_MEMORY is not swap" };
+        return Err(Stays::for_good(reason));
+    }
+    if !driver::can_checkpoint() {
+        return Err(Stays::for_good(
+            "its driver cannot take a process off the card, as those of CUDA 12.8 can",
+        ));
+    }
+    let linked = LINKED.get().map(|find| find()).unwrap_or_default();
+    match linked.first() {
+        Some(name) => Err(Stays::for_good(format_args!("its program is linked to {name}"))),
+        None => Ok(()),
+    }
+}
+
+/// What may be otherwise later. The program's calls are kept out meanwhile.
+fn check_now() -> Result<(), Stays> {
+    if captures::open() > 0 {
+        return Err(Stays::now("a capture is open"));
+    }
+    if exports::has_any() || imports::has_any() {
+        return Err(Stays::now("it shares memory with other processes"));
+    }
+    let is_managed = |kind| matches!(kind, Kind::DeviceAsManaged | Kind::ProgramsManaged | Kind::ManagedPool);
+    for device in devices::all() {
+        if allocations::of_device(device.ordinal).iter().any(|allocation| is_managed(allocation.kind)) {
+            return Err(Stays::now("it has managed memory"));
+        }
+        if device.account().movable_on_card() > 0 {
+            return Err(Stays::now("some of its memory is on the card"));
+        }
+    }
+    Ok(())
+}
+
+/// Closes the door, and opens it again if the process stays.
+fn behind_the_door() -> Result<(), Stays> {
+    let Some(_call) = lifecycle::hold_off_exit() else { return Err(Stays::now("it ends")) };
+    if gate::closed_for().is_none() {
+        return Err(Stays::now("it is at work"));
+    }
+    door::close();
+    let gone = settle().and_then(|()| check_now()).and_then(|()| leave_cards());
+    match gone {
+        Ok(()) => AWAY.store(true, Ordering::SeqCst),
+        Err(_) => door::open(),
+    }
+    gone
+}
+
+/// Waits until nobody is on the way from the door to the driver, or in a call that is counted.
+fn settle() -> Result<(), Stays> {
+    let does_not_say =
+        |error| Stays::for_good(format_args!("the kernel does not say what its threads do: {error}"));
+    let begin = Instant::now();
+    let mut unseen = Unseen::others().map_err(does_not_say)?;
+    loop {
+        if door::has_waiters() || gate::anybody_asleep() {
+            return Err(Stays::now("it is at work"));
+        }
+        let busy = if !gate::nobody_inside() || !door::has_nobody_inside() {
+            "a call of it is under way"
+        } else if threads::has_workers() {
+            "its memory is being freed or moved"
+        } else if !unseen.look().map_err(does_not_say)? {
+            "its threads are busy"
+        } else {
+            return Ok(());
+        };
+        if begin.elapsed() >= PATIENCE {
+            return Err(Stays::now(busy));
+        }
+        threads::sleep(LOOK);
+    }
+}
+
+/// The driver's own steps.
+fn leave_cards() -> Result<(), Stays> {
+    let locked = driver::lock_process(PATIENCE).map_err(|error| Stays::refused("lock", error));
+    let gone = locked.and_then(|()| {
+        driver::checkpoint_process().map_err(|error| Stays::refused("take off the card", error))
+    });
+    if gone.is_err() {
+        unlock();
+    }
+    gone
+}
+
+/// Lets the program's calls go on. A process that is not locked refuses that.
+fn unlock() {
+    let unlocked = several_times(driver::unlock_process);
+    if let Err(error) =
+        unlocked.or_else(|error| if error == CUresult::ILLEGAL_STATE { Ok(()) } else { Err(error) })
+    {
+        log::error(format_args!(
+            "the driver does not unlock the process, whose calls may wait for ever: {error:?}"
+        ));
+    }
+}
+
+/// Brings the process back to the card. If the driver cannot, the process is lost, and each of its calls gets the driver's error.
+pub(super) fn come_back() -> Done {
+    let begin = Instant::now();
+    if is_away()
+        && let Some(_call) = lifecycle::hold_off_exit()
+    {
+        match several_times(driver::restore_process) {
+            Ok(()) => {
+                unlock();
+                log::info(format_args!("the process is back, after {:.3} s", begin.elapsed().as_secs_f64()));
+            }
+            Err(error) => {
+                log::error(format_args!(
+                    "the driver cannot bring the process back, so it is lost: {error:?}"
+                ));
+            }
+        }
+        AWAY.store(false, Ordering::SeqCst);
+        door::open();
+    }
+    Done::Awake { took: begin.elapsed() }
+}
+
+/// A step that must not fail, as often as it may help.
+fn several_times(step: fn() -> Result<(), CUresult>) -> Result<(), CUresult> {
+    let mut result = step();
+    for _ in 1..TRIES {
+        // A step that has been taken is not taken again.
+        if matches!(result, Ok(()) | Err(CUresult::ILLEGAL_STATE)) {
+            break;
+        }
+        threads::sleep(BEFORE_AGAIN);
+        result = step();
+    }
+    result
+}
