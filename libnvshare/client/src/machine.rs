@@ -489,7 +489,7 @@ impl Machine {
 
     fn go_alone(&mut self) {
         self.lock_requested = false;
-        if self.phase == Phase::Free || !self.may_be_alone() {
+        if self.phase == Phase::Free || self.comes_back_first() {
             return;
         }
         self.end_next();

@@ -28,7 +28,7 @@ pub(crate) fn is_for(name: &str) -> bool {
     !WITHOUT.contains(&name)
 }
 
-/// What a thunk does while the door is closed. Its function's slot is in `r11`, or `x17`. Integers and floats are the only arguments of
+/// The way of a call while the door is closed. Its function's slot is in `r11`, or `x17`. Integers and floats are the only arguments of
 /// the driver's functions, so the low halves of vector registers are enough.
 #[unsafe(naked)]
 unsafe extern "C" fn wait_and_jump() {

@@ -41,7 +41,7 @@ pub(crate) struct Table {
     pub(crate) hooks: &'static [Hook],
     /// Names of functions without a hook.
     pub(crate) without_hook: &'static [&'static str],
-    /// What stands before each of these, with a place for the driver's own.
+    /// The thunk of each of these, with a place for the driver's own.
     pub(crate) thunks: &'static [Hook],
     /// Whether a function without a hook is one that the program reaches through its thunk, if the process may go off the card.
     pub(crate) has_thunk: fn(&str) -> bool,

@@ -1,8 +1,8 @@
 //! Takes the process off its cards, and brings it back, by the driver's checkpoint. The mover's thread does this.
 //!
 //! Before, the gate is closed and all work is complete, so that the scheduler has taken the room of all memory that moves. Then the
-//! [door] closes. The driver is left alone once no call of the program is under way, no thread can be between the door and the driver,
-//! and no thread of the library calls it. What fails is undone, and the process goes on as before.
+//! [door] closes. From then on the program's calls wait. Those that are under way have to end. No thread may be between the door and
+//! the driver, and no thread of the library may call it. If a step fails, those before it are undone, and the process goes on.
 //!
 //! A thread that comes to the door while the others are looked at means that the program is at work. So does one at the gate.
 
@@ -57,10 +57,8 @@ impl Stays {
     fn refused(step: &str, error: CUresult) -> Self {
         match error {
             CUresult::NOT_READY => Self::now("a call or work of it is under way"),
-            CUresult::NOT_SUPPORTED => {
-                Self::for_good(format_args!("the driver does not {step} it: {error:?}"))
-            }
-            error => Self::now(format_args!("the driver does not {step} it: {error:?}")),
+            CUresult::NOT_SUPPORTED => Self::for_good(format_args!("the driver does not {step}: {error:?}")),
+            error => Self::now(format_args!("the driver does not {step}: {error:?}")),
         }
     }
 }
@@ -94,7 +92,7 @@ pub(super) fn go() -> Done {
     }
 }
 
-/// What does not change as long as the process lives.
+/// Reasons that do not change as long as the process lives.
 fn check_for_good() -> Result<(), Stays> {
     if !door::is_hung() {
         let is_swap = config::get().is_ok_and(|config| config.memory == MemoryMode::Swap);
@@ -113,7 +111,7 @@ fn check_for_good() -> Result<(), Stays> {
     }
 }
 
-/// What may be otherwise later. The program's calls are kept out meanwhile.
+/// Reasons that may end. The program's calls are kept out meanwhile.
 fn check_now() -> Result<(), Stays> {
     if captures::open() > 0 {
         return Err(Stays::now("a capture is open"));
@@ -176,9 +174,9 @@ fn settle() -> Result<(), Stays> {
 
 /// The driver's own steps.
 fn leave_cards() -> Result<(), Stays> {
-    let locked = driver::lock_process(PATIENCE).map_err(|error| Stays::refused("lock", error));
+    let locked = driver::lock_process(PATIENCE).map_err(|error| Stays::refused("lock it", error));
     let gone = locked.and_then(|()| {
-        driver::checkpoint_process().map_err(|error| Stays::refused("take off the card", error))
+        driver::checkpoint_process().map_err(|error| Stays::refused("take it off the card", error))
     });
     if gone.is_err() {
         unlock();

@@ -33,6 +33,7 @@ mod seats;
 mod settings;
 mod shares;
 mod sharing;
+mod sleep;
 mod slurm;
 mod small;
 mod strangers;

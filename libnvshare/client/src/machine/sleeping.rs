@@ -1,8 +1,7 @@
 //! A process that goes off the card, and comes back.
 //!
-//! It stays parked all the while. The mover makes the driver's calls; until it is done, and while the process is off the card, nothing
-//! may be done that needs the driver. So messages that would are kept until the process is awake. Those that mean that it has work, or
-//! is on its own, bring it back.
+//! It stays parked all the while. The mover makes the driver's calls. Until the process is back, nothing may be done that needs the
+//! driver. So messages that would are kept until it is awake. Those that mean that it has work, or is on its own, bring it back.
 //!
 //! A call of the program that waits asks the scheduler for the way back, since the card may be full. If no scheduler answers for as long
 //! as a parked program waits for one, the process comes back on its own.
@@ -111,14 +110,14 @@ impl Machine {
         }
     }
 
-    /// If the process is awake, it can be on its own at once. Otherwise it is when it has come back.
-    pub(super) fn may_be_alone(&mut self) -> bool {
-        let is_awake = self.sleeper.is_awake();
-        if !is_awake {
-            self.sleeper.is_alone = true;
-            self.come_back();
+    /// The process is on its own. If it is not awake, it is so when it has come back: true.
+    pub(super) fn comes_back_first(&mut self) -> bool {
+        if self.sleeper.is_awake() {
+            return false;
         }
-        is_awake
+        self.sleeper.is_alone = true;
+        self.come_back();
+        true
     }
 
     /// The mover has taken the process off the card.
@@ -185,7 +184,7 @@ impl Machine {
         if self.sleeper.is_awake() {
             return false;
         }
-        // What a lost connection has said is not valid any more.
+        // Messages of a lost connection are not valid any more.
         self.sleeper.kept.clear();
         self.sleeper.is_alone = hold == InitialState::Free;
         self.sleeper.is_said = false;

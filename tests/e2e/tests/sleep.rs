@@ -1,0 +1,344 @@
+//! Programs that go off the card while they are idle, and that any call wakes.
+
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nvshare_harness::{Finished, PlayedScheduler, Program, Running, World, guest, wait_until};
+use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage, Usage};
+
+const CARD: [(&str, &str); 4] =
+    [("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_CONTEXT", "96MiB"), ("NVSIM_MODULE", "4MiB")];
+/// MiB that are free on the card while nobody is on it but the one that asks.
+const ALL: u64 = 1024 - 96;
+/// MiB at least that a guest takes of the card while all its memory that moves is on the host. The library's
+/// own kernel is a module, too.
+const CONTEXT: u64 = 100;
+/// Room that the guest gets with each grant.
+const ROOM: u64 = 64 << 20;
+
+/// A guest, and the scheduler that the test plays for it.
+struct Sleeper {
+    world: World,
+    guest: Running,
+    client: PlayedScheduler,
+    listener: UnixListener,
+    gpu: GpuUuid,
+    grants: u64,
+}
+
+/// The answer to SLEEP.
+#[derive(Debug, PartialEq)]
+enum Answer {
+    Asleep,
+    Stays { reason: String, for_good: bool },
+}
+
+fn stays(reason: &str, for_good: bool) -> Answer {
+    Answer::Stays { reason: reason.to_owned(), for_good }
+}
+
+impl Sleeper {
+    /// Until the guest is idle, has given the lock back, and all of its memory has left.
+    fn parked(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut sleeper = Self::idle(arguments, environment);
+        sleeper.leave();
+        sleeper
+    }
+
+    /// Until the guest is idle, under the lock.
+    fn idle(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let world = World::with_memory("swap", &CARD);
+        let listener = PlayedScheduler::listen(&world);
+        let file = |name: &str| world.dir().join(name).to_string_lossy().into_owned();
+        let linked = guest("links_past", true);
+        let mut program = Program::guest(&world, "sleeper", arguments)
+            .env("GO", &file("go"))
+            .env("NVSIM_LOST", &file("lost"))
+            .env("LINKED", &linked.to_string_lossy())
+            .env("NVSHARE_LOG", "info");
+        for (name, value) in environment {
+            program = program.env(name, value);
+        }
+        let guest = program.start();
+        let (mut client, usage) = PlayedScheduler::accept(&listener);
+        let known = usage.first().map(|usage| usage.gpu);
+        let named = |m: &ClientMessage| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None };
+        let gpu = known.unwrap_or_else(|| client.until(named));
+        client.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: 900 << 20 })]);
+        let mut sleeper = Self { world, guest, client, listener, gpu, grants: 0 };
+        // Memory that does not move needs its room at once.
+        while sleeper.until(|m| match m {
+            ClientMessage::NeedRoom(Amount { bytes, .. }) => (*bytes > 0).then_some(true),
+            m => matches!(m, ClientMessage::ReqLock).then_some(false),
+        }) {
+            sleeper.say(SchedulerMessage::Room(Amount { gpu, bytes: ROOM }));
+        }
+        sleeper.grant();
+        wait_until("the guest is idle", || sleeper.guest.out() == "ready\n" || !sleeper.guest.lives());
+        sleeper
+    }
+
+    fn until<T>(&mut self, which: impl FnMut(&ClientMessage) -> Option<T>) -> T {
+        self.client.until(which)
+    }
+
+    fn epoch(&self) -> Epoch {
+        Epoch { boot: 1, counter: self.grants }
+    }
+
+    fn grant(&mut self) {
+        self.grants += 1;
+        let room = vec![Amount { gpu: self.gpu, bytes: ROOM }];
+        self.client.say(&[SchedulerMessage::LockOk { epoch: self.epoch(), quantum_ms: 60_000, room }]);
+        self.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+    }
+
+    /// The lock is taken, and then all memory that moves leaves.
+    fn leave(&mut self) {
+        self.client.say(&[SchedulerMessage::DropLock { epoch: self.epoch(), patience_ms: 60_000 }]);
+        self.until(|m| matches!(m, ClientMessage::LockReleased { .. }).then_some(()));
+        self.evict();
+    }
+
+    fn evict(&mut self) {
+        self.client.say(&[SchedulerMessage::Evict(Amount { gpu: self.gpu, bytes: 1 << 30 })]);
+        self.until(|m| matches!(m, ClientMessage::Evicted { .. }).then_some(()));
+    }
+
+    fn say(&mut self, message: SchedulerMessage) {
+        self.client.say(&[message]);
+    }
+
+    /// Orders the client to sleep; returns its answer.
+    fn sleep(&mut self) -> Answer {
+        self.say(SchedulerMessage::Sleep);
+        self.until(|m| match m {
+            ClientMessage::Asleep => Some(Answer::Asleep),
+            ClientMessage::CannotSleep { reason, for_good } => {
+                Some(Answer::Stays { reason: reason.clone(), for_good: *for_good })
+            }
+            _ => None,
+        })
+    }
+
+    /// Has the client come back.
+    fn wake(&mut self) {
+        self.say(SchedulerMessage::Wake);
+        self.until(|m| matches!(m, ClientMessage::Awake { .. }).then_some(()));
+    }
+
+    fn until_wanted(&mut self) {
+        self.until(|m| matches!(m, ClientMessage::WakeWanted).then_some(()));
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.world.dir().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.file(name), text).expect("a file");
+    }
+
+    /// MiB that are free on the card while the one who asks is on it.
+    fn free(&self) -> u64 {
+        let asks = Program::guest(&self.world, "free_bytes", &[]).alone().start().finish();
+        asks.passed().out.trim().parse().expect("a number")
+    }
+
+    /// Gives the guest the lock when it asks, until it ends.
+    fn finish(mut self) -> Finished {
+        self.write("go", "");
+        let asks = |m: &ClientMessage| matches!(m, ClientMessage::ReqLock).then_some(());
+        while self.client.until_or_gone(asks).is_some() {
+            self.grants += 1;
+            let room = vec![Amount { gpu: self.gpu, bytes: ROOM }];
+            self.say(SchedulerMessage::LockOk { epoch: self.epoch(), quantum_ms: 60_000, room });
+        }
+        let finished = self.guest.finish();
+        finished.passed();
+        assert_eq!(finished.out, "ready\ncalled\ndone\n");
+        finished
+    }
+}
+
+#[test]
+fn an_idle_program_takes_nothing_of_the_card_and_each_call_wakes_it() {
+    for call in [
+        "launch",
+        "event_query",
+        "event_synchronize",
+        "stream_query",
+        "stream_synchronize",
+        "context_synchronize",
+        "memory_info",
+        "alloc",
+        "free",
+        "set_current",
+        "copy",
+        "look_up",
+        "proc_address",
+    ] {
+        let mut sleeper = Sleeper::parked(&[call], &[]);
+        if call == "launch" {
+            let awake = sleeper.free();
+            assert!(awake <= ALL - CONTEXT, "{awake} MiB are free beside a program that is awake");
+        }
+        assert_eq!(sleeper.sleep(), Answer::Asleep, "{call}");
+        if call == "launch" {
+            assert_eq!(sleeper.free(), ALL, "a program that sleeps takes nothing");
+        }
+        sleeper.write("go", "");
+        sleeper.until_wanted();
+        assert_eq!(sleeper.guest.out(), "ready\n", "{call} waits");
+        sleeper.wake();
+        sleeper.finish();
+    }
+}
+
+#[test]
+fn threads_that_call_at_the_same_time_wake_it_once_and_it_sleeps_again() {
+    let calls = ["launch", "copy", "event_query", "alloc", "memory_info", "stream_query", "set_current"];
+    let mut sleeper = Sleeper::parked(&calls[2..], &[]);
+    for _ in 0..3 {
+        assert_eq!(sleeper.sleep(), Answer::Asleep);
+        assert_eq!(sleeper.free(), ALL);
+        sleeper.wake();
+        assert!(sleeper.free() <= ALL - CONTEXT);
+    }
+    assert_eq!(sleeper.sleep(), Answer::Asleep);
+    assert_eq!(sleeper.sleep(), Answer::Asleep, "a second order finds it asleep");
+    sleeper.write("go", "");
+    sleeper.until_wanted();
+    sleeper.wake();
+    sleeper.finish();
+}
+
+#[test]
+fn what_needs_no_driver_is_answered_asleep() {
+    let mut sleeper = Sleeper::parked(&["event_query"], &[]);
+    assert_eq!(sleeper.sleep(), Answer::Asleep);
+    sleeper.evict();
+    sleeper.say(SchedulerMessage::AskCounters);
+    sleeper.until(|m| matches!(m, ClientMessage::Counters(_)).then_some(()));
+    sleeper.say(SchedulerMessage::AskProgress { ticket: 7 });
+    sleeper.until(|m| matches!(m, ClientMessage::Progress { ticket: 7, .. }).then_some(()));
+    sleeper.say(SchedulerMessage::HostShort { bytes: 1 << 30 });
+    sleeper.say(SchedulerMessage::Limit(Amount { gpu: sleeper.gpu, bytes: 512 << 20 }));
+    sleeper.until(|m| matches!(m, ClientMessage::Usage(Usage { limit: 0x2000_0000, .. })).then_some(()));
+    assert_eq!(sleeper.free(), ALL);
+    // A grant that nobody asked for wakes it before its gate opens.
+    let (epoch, room) = (Epoch { boot: 1, counter: 99 }, vec![Amount { gpu: sleeper.gpu, bytes: ROOM }]);
+    sleeper.say(SchedulerMessage::LockOk { epoch, quantum_ms: 60_000, room });
+    sleeper.until(|m| matches!(m, ClientMessage::Awake { .. }).then_some(()));
+    sleeper.finish();
+}
+
+#[test]
+fn who_stays_says_why_and_goes_on() {
+    let no_swap = "NVSHARE_MEMORY is not swap";
+    let cases: [(&[&str], &[(&str, &str)], Answer); 8] = [
+        (&[], &[("NVSHARE_SLEEP", "0")], stays("NVSHARE_SLEEP is 0", true)),
+        (&[], &[("NVSHARE_MEMORY", "off")], stays(no_swap, true)),
+        (&["first", "managed", "copy"], &[], stays("it has managed memory", false)),
+        (&["first", "shares", "copy"], &[], stays("it shares memory with other processes", false)),
+        (&["first", "captures", "copy"], &[], stays("a capture is open", false)),
+        (&["first", "spins", "copy"], &[], stays("its threads are busy", false)),
+        (&["first", "calls", "copy"], &[], stays("it is at work", false)),
+        (&["first", "linked", "copy"], &[], stays("its program is linked to cuEventElapsedTime", true)),
+    ];
+    for (arguments, environment, answer) in cases {
+        let mut sleeper = Sleeper::parked(arguments, environment);
+        assert_eq!(sleeper.sleep(), answer);
+        // The door is open again: no call waits, nor does the next order find it closed.
+        assert_eq!(sleeper.sleep(), answer);
+        sleeper.finish();
+    }
+}
+
+#[test]
+fn a_program_that_holds_the_lock_stays() {
+    let mut sleeper = Sleeper::idle(&["copy"], &[]);
+    assert_eq!(sleeper.sleep(), stays("it is at work", false));
+    sleeper.finish();
+}
+
+#[test]
+fn what_the_driver_refuses_is_undone() {
+    for (step, code, answer) in [
+        ("Lock", 600, stays("a call or work of it is under way", false)),
+        ("Lock", 999, stays("the driver does not lock it: CUDA error 999", false)),
+        ("Checkpoint", 801, stays("the driver does not take it off the card: CUDA error 801", true)),
+        ("Checkpoint", 999, stays("the driver does not take it off the card: CUDA error 999", false)),
+    ] {
+        let mut sleeper = Sleeper::parked(&["copy", "event_query"], &[]);
+        sleeper.write("lost", &format!("{code} 0 cuCheckpointProcess{step}"));
+        assert_eq!(sleeper.sleep(), answer, "{step} {code}");
+        std::fs::remove_file(sleeper.file("lost")).expect("the file");
+        assert_eq!(sleeper.sleep(), Answer::Asleep, "the next order is obeyed");
+        sleeper.wake();
+        sleeper.finish();
+    }
+}
+
+#[test]
+fn a_way_back_that_fails_once_is_tried_again() {
+    for step in ["Restore", "Unlock"] {
+        let mut sleeper = Sleeper::parked(&["copy"], &[]);
+        assert_eq!(sleeper.sleep(), Answer::Asleep);
+        sleeper.write("lost", &format!("999 0 cuCheckpointProcess{step}"));
+        sleeper.say(SchedulerMessage::Wake);
+        std::thread::sleep(Duration::from_millis(70));
+        std::fs::remove_file(sleeper.file("lost")).expect("the file");
+        sleeper.until(|m| matches!(m, ClientMessage::Awake { .. }).then_some(()));
+        sleeper.finish();
+    }
+}
+
+#[test]
+fn a_process_that_cannot_come_back_gets_the_drivers_errors() {
+    let mut sleeper = Sleeper::parked(&["event_query"], &[]);
+    assert_eq!(sleeper.sleep(), Answer::Asleep);
+    sleeper.write("lost", "2 0 cuCheckpointProcessRestore");
+    sleeper.write("go", "");
+    sleeper.until_wanted();
+    sleeper.say(SchedulerMessage::Wake);
+    let finished = sleeper.guest.finish();
+    assert!(!finished.status.success(), "{finished:?}");
+    assert!(finished.log.contains("it is lost: CUDA error 2"), "{}", finished.log);
+}
+
+#[test]
+fn a_scheduler_that_dies_leaves_it_asleep_until_a_call_waits() {
+    let mut sleeper = Sleeper::parked(&["event_query"], &[]);
+    assert_eq!(sleeper.sleep(), Answer::Asleep);
+    let Sleeper { world, guest, client, listener, gpu, grants } = sleeper;
+    drop(client);
+    // Another one is told, and what waits.
+    std::fs::write(world.dir().join("go"), "").expect("a file");
+    let (client, usage) = PlayedScheduler::accept(&listener);
+    assert_eq!(usage.first().map(|usage| usage.gpu), Some(gpu));
+    let mut sleeper = Sleeper { world, guest, client, listener, gpu, grants };
+    sleeper.until(|m| matches!(m, ClientMessage::Asleep).then_some(()));
+    sleeper.until_wanted();
+    // And with none that answers it wakes on its own.
+    let Sleeper { world, guest, client, listener, .. } = sleeper;
+    drop((client, listener));
+    std::fs::remove_file(world.socket()).expect("the socket");
+    let begin = Instant::now();
+    let finished = guest.finish();
+    finished.passed();
+    assert!(begin.elapsed() >= Duration::from_secs(4), "a scheduler has a while to come back");
+    assert_eq!(finished.out, "ready\ncalled\ndone\n");
+}
+
+#[test]
+fn it_can_be_killed_and_exit_asleep() {
+    let mut sleeper = Sleeper::parked(&[], &[]);
+    assert_eq!(sleeper.sleep(), Answer::Asleep);
+    sleeper.guest.signal(libc::SIGKILL);
+    let Sleeper { world, guest, .. } = sleeper;
+    assert!(!guest.finish().status.success());
+    let asks = Program::guest(&world, "free_bytes", &[]).alone().start().finish();
+    assert_eq!(asks.out.trim(), ALL.to_string());
+}

@@ -1,0 +1,107 @@
+/* A program with memory that gives the GPU nothing to do until it is told, by the file GO, and then makes the calls that its arguments
+ * name. What it does before: the argument behind `first`. Afterwards every word has to be right.
+ *
+ * With `linked` the program is linked to a function of the driver that has no hook. */
+#include "guest.h"
+#define BYTES (8 * MIB)
+static uint64_t memory_, more_;
+static void *stream_, *event_, *captured_;
+static uint32_t value_ = 7;
+static volatile int over_;
+
+static void say(const char *word) { printf("%s\n", word); fflush(stdout); }
+static void wait_for(const char *name) {
+    const char *file = getenv(name);
+    EXPECT(file);
+    while (access(file, F_OK) != 0) usleep(1000);
+}
+
+/* Functions that the program has looked up before it sleeps. */
+static int (*event_query_)(), (*event_synchronize_)(), (*stream_query_)(), (*stream_synchronize_)(), (*context_synchronize_)();
+static void look_all_up(void) {
+    event_query_ = FN(cuEventQuery);
+    event_synchronize_ = FN(cuEventSynchronize);
+    stream_query_ = FN(cuStreamQuery);
+    stream_synchronize_ = FN(cuStreamSynchronize);
+    context_synchronize_ = FN(cuCtxSynchronize);
+}
+
+static int call(const char *name) {
+    size_t left, total;
+    uint32_t word = 0;
+    void *found = NULL;
+    int status = 0;
+    if (!strcmp(name, "launch")) { value_++; return launch(memory_, BYTES / 4, 1, stream_); }
+    if (!strcmp(name, "event_query")) return event_query_(event_);
+    if (!strcmp(name, "event_synchronize")) return event_synchronize_(event_);
+    if (!strcmp(name, "stream_query")) return stream_query_(stream_);
+    if (!strcmp(name, "stream_synchronize")) return stream_synchronize_(stream_);
+    if (!strcmp(name, "context_synchronize")) return context_synchronize_();
+    if (!strcmp(name, "memory_info")) return FN(cuMemGetInfo_v2)(&left, &total);
+    if (!strcmp(name, "alloc")) return FN(cuMemAlloc_v2)(&more_, BYTES);
+    if (!strcmp(name, "free")) return FN(cuMemFree_v2)(more_);
+    if (!strcmp(name, "set_current")) return FN(cuCtxSetCurrent)(context);
+    if (!strcmp(name, "copy")) { int answer = FN(cuMemcpyDtoH_v2)(&word, memory_ + 4096, sizeof word); return answer ? answer : word != value_; }
+    /* The address that a look-up finds while the program sleeps. */
+    if (!strcmp(name, "look_up")) return FN(cuEventQuery)(event_);
+    if (!strcmp(name, "proc_address")) {
+        CHECK(FN(cuGetProcAddress_v2)("cuEventQuery", &found, 12000, 0ul, &status));
+        return ((int (*)())found)(event_);
+    }
+    fprintf(stderr, "no call %s\n", name);
+    return -1;
+}
+static void *call_in_thread(void *name) {
+    CHECK(FN(cuCtxSetCurrent)(context));
+    CHECK(call(name));
+    return NULL;
+}
+static void *spin(void *none) { while (!over_); return none; }
+static void *call_over_and_over(void *none) { while (!over_) { CHECK(event_query_(event_)); usleep(100); } return none; }
+
+static void first(const char *what) {
+    uint64_t base;
+    char handle[64];
+    pthread_t thread;
+    if (!strcmp(what, "linked")) EXPECT(dlopen(getenv("LINKED"), RTLD_LAZY));
+    if (!strcmp(what, "managed")) CHECK(FN(cuMemAllocManaged)(&base, 4 * MIB, 1));
+    if (!strcmp(what, "shares")) CHECK(FN(cuIpcGetMemHandle)(handle, memory_));
+    if (!strcmp(what, "spins")) CHECK(pthread_create(&thread, NULL, spin, NULL));
+    if (!strcmp(what, "calls")) CHECK(pthread_create(&thread, NULL, call_over_and_over, NULL));
+    if (!strcmp(what, "captures")) {
+        CHECK(FN(cuStreamCreate)(&captured_, 1));
+        CHECK(FN(cuStreamBeginCapture_v2)(captured_, 2));
+    }
+}
+
+int main(int argc, char **argv) {
+    const char *before = argc > 2 && !strcmp(argv[1], "first") ? argv[2] : "";
+    start();
+    look_all_up();
+    load_kernel();
+    memory_ = alloc(BYTES);
+    more_ = alloc(2 * MIB);
+    CHECK(FN(cuStreamCreate)(&stream_, 1));
+    CHECK(FN(cuEventCreate)(&event_, 2));
+    CHECK(FN(cuMemsetD32_v2)(memory_, value_, BYTES / 4));
+    CHECK(FN(cuCtxSynchronize)());
+    CHECK(call("launch"));
+    CHECK(FN(cuEventRecord)(event_, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    first(before);
+    say("ready");
+    wait_for("GO");
+    over_ = 1;
+    void *graph;
+    if (captured_) CHECK(FN(cuStreamEndCapture)(captured_, &graph));
+    pthread_t threads[argc];
+    int from = *before ? 3 : 1;
+    for (int i = from; i < argc; i++) CHECK(pthread_create(&threads[i], NULL, call_in_thread, argv[i]));
+    for (int i = from; i < argc; i++) CHECK(pthread_join(threads[i], NULL));
+    say("called");
+    CHECK(call("launch"));
+    CHECK(FN(cuCtxSynchronize)());
+    holds_in_each_word(memory_, BYTES, value_);
+    say("done");
+    return 0;
+}
