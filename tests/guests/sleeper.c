@@ -1,13 +1,13 @@
 /* A program with memory that gives the GPU nothing to do until it is told, by the file GO, and then makes the calls that its arguments
- * name. What it does before: the argument behind `first`. Afterwards every word has to be right.
- *
- * With `linked` the program is linked to a function of the driver that has no hook. */
+ * name: the first itself, and each other one in a thread. What it does before: the argument behind `first`. Afterwards every word has to
+ * be right. */
 #include "guest.h"
 #define BYTES (8 * MIB)
 static uint64_t memory_, more_;
 static void *stream_, *event_, *captured_;
 static uint32_t value_ = 7;
 static volatile int over_;
+static pthread_t beginner_;
 
 static void say(const char *word) { printf("%s\n", word); fflush(stdout); }
 static void wait_for(const char *name) {
@@ -48,6 +48,14 @@ static int call(const char *name) {
         CHECK(FN(cuGetProcAddress_v2)("cuEventQuery", &found, 12000, 0ul, &status));
         return ((int (*)())found)(event_);
     }
+    /* A child has no driver, and waits for nothing. */
+    if (!strcmp(name, "fork")) {
+        pid_t child = fork();
+        if (child == 0) _exit(event_query_(event_) && FN(cuMemGetInfo_v2)(&left, &total) ? 0 : 1);
+        EXPECT(waitpid(child, &status, 0) == child);
+        return status;
+    }
+    if (!strcmp(name, "exit")) exit(0);
     fprintf(stderr, "no call %s\n", name);
     return -1;
 }
@@ -57,7 +65,13 @@ static void *call_in_thread(void *name) {
     return NULL;
 }
 static void *spin(void *none) { while (!over_); return none; }
-static void *call_over_and_over(void *none) { while (!over_) { CHECK(event_query_(event_)); usleep(100); } return none; }
+/* A capture that begins when the program is told to, and may be held up by the driver. */
+static void *begin_capture(void *none) {
+    wait_for("BEGIN");
+    CHECK(FN(cuStreamBeginCapture_v2)(captured_, 2));
+    return none;
+}
+static void *call_over_and_over(void *none) { while (!over_) CHECK(event_query_(event_)); return none; }
 
 static void first(const char *what) {
     uint64_t base;
@@ -68,6 +82,10 @@ static void first(const char *what) {
     if (!strcmp(what, "shares")) CHECK(FN(cuIpcGetMemHandle)(handle, memory_));
     if (!strcmp(what, "spins")) CHECK(pthread_create(&thread, NULL, spin, NULL));
     if (!strcmp(what, "calls")) CHECK(pthread_create(&thread, NULL, call_over_and_over, NULL));
+    if (!strcmp(what, "begins")) {
+        CHECK(FN(cuStreamCreate)(&captured_, 1));
+        CHECK(pthread_create(&beginner_, NULL, begin_capture, NULL));
+    }
     if (!strcmp(what, "captures")) {
         CHECK(FN(cuStreamCreate)(&captured_, 1));
         CHECK(FN(cuStreamBeginCapture_v2)(captured_, 2));
@@ -93,11 +111,13 @@ int main(int argc, char **argv) {
     wait_for("GO");
     over_ = 1;
     void *graph;
+    if (beginner_) CHECK(pthread_join(beginner_, NULL));
     if (captured_) CHECK(FN(cuStreamEndCapture)(captured_, &graph));
     pthread_t threads[argc];
     int from = *before ? 3 : 1;
-    for (int i = from; i < argc; i++) CHECK(pthread_create(&threads[i], NULL, call_in_thread, argv[i]));
-    for (int i = from; i < argc; i++) CHECK(pthread_join(threads[i], NULL));
+    for (int i = from + 1; i < argc; i++) CHECK(pthread_create(&threads[i], NULL, call_in_thread, argv[i]));
+    if (from < argc) CHECK(call(argv[from]));
+    for (int i = from + 1; i < argc; i++) CHECK(pthread_join(threads[i], NULL));
     say("called");
     CHECK(call("launch"));
     CHECK(FN(cuCtxSynchronize)());

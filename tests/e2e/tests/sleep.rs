@@ -55,6 +55,8 @@ impl Sleeper {
         let mut program = Program::guest(&world, "sleeper", arguments)
             .env("GO", &file("go"))
             .env("NVSIM_LOST", &file("lost"))
+            .env("BEGIN", &file("begin"))
+            .holds_up("capture", file("held"))
             .env("LINKED", &linked.to_string_lossy())
             .env("NVSHARE_LOG", "info");
         for (name, value) in environment {
@@ -257,6 +259,17 @@ fn who_stays_says_why_and_goes_on() {
 }
 
 #[test]
+fn a_call_that_is_under_way_keeps_the_process_on_the_card() {
+    let mut sleeper = Sleeper::parked(&["first", "begins", "copy"], &[]);
+    sleeper.write("held", "");
+    sleeper.write("begin", "");
+    wait_until("the call is in the driver", || sleeper.file("held.waits").exists());
+    assert_eq!(sleeper.sleep(), stays("a call of it is under way", false));
+    std::fs::remove_file(sleeper.file("held")).expect("the file");
+    sleeper.finish();
+}
+
+#[test]
 fn a_program_that_holds_the_lock_stays() {
     let mut sleeper = Sleeper::idle(&["copy"], &[]);
     assert_eq!(sleeper.sleep(), stays("it is at work", false));
@@ -334,11 +347,31 @@ fn a_scheduler_that_dies_leaves_it_asleep_until_a_call_waits() {
 
 #[test]
 fn it_can_be_killed_and_exit_asleep() {
-    let mut sleeper = Sleeper::parked(&[], &[]);
+    for is_killed in [true, false] {
+        let mut sleeper = Sleeper::parked(&["exit"], &[]);
+        assert_eq!(sleeper.sleep(), Answer::Asleep);
+        if is_killed {
+            sleeper.guest.signal(libc::SIGKILL);
+        } else {
+            sleeper.write("go", "");
+        }
+        let wanted = |m: &ClientMessage| matches!(m, ClientMessage::WakeWanted).then_some(());
+        assert_eq!(sleeper.client.until_or_gone(wanted), None, "nothing wakes it");
+        let Sleeper { world, guest, .. } = sleeper;
+        assert_eq!(guest.finish().status.success(), !is_killed);
+        let asks = Program::guest(&world, "free_bytes", &[]).alone().start().finish();
+        assert_eq!(asks.out.trim(), ALL.to_string());
+    }
+}
+
+#[test]
+fn a_child_that_is_forked_asleep_waits_for_nothing() {
+    let mut sleeper = Sleeper::parked(&["fork"], &[]);
     assert_eq!(sleeper.sleep(), Answer::Asleep);
-    sleeper.guest.signal(libc::SIGKILL);
-    let Sleeper { world, guest, .. } = sleeper;
-    assert!(!guest.finish().status.success());
-    let asks = Program::guest(&world, "free_bytes", &[]).alone().start().finish();
-    assert_eq!(asks.out.trim(), ALL.to_string());
+    sleeper.write("go", "");
+    // The launch that follows wakes the parent.
+    sleeper.until_wanted();
+    assert_eq!(sleeper.guest.out(), "ready\ncalled\n");
+    sleeper.wake();
+    sleeper.finish();
 }
