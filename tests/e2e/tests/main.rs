@@ -2,6 +2,7 @@
 //! runs alone while the next file waits.
 
 mod absent;
+mod asleep;
 mod bad_input;
 mod content;
 mod crowded;

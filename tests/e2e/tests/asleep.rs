@@ -1,0 +1,152 @@
+//! Programs that an administrator sends to sleep, with the real scheduler.
+
+use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
+use nvshare_proto::ClientState;
+
+const CARD: [(&str, &str); 4] =
+    [("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_CONTEXT", "96MiB"), ("NVSIM_MODULE", "4MiB")];
+/// MiB that are free on the card while nobody is on it but the one that asks.
+const ALL: u64 = 1024 - 96;
+
+struct Asleep {
+    world: World,
+    scheduler: Scheduler,
+}
+
+impl Asleep {
+    fn start() -> Self {
+        let world = World::with_memory("swap", &CARD);
+        let scheduler = Scheduler::start(&world, &["--tq", "1"]);
+        Self { world, scheduler }
+    }
+
+    /// A guest that is idle until it is told to make a call.
+    fn guest(&self, call: &str, environment: &[(&str, &str)]) -> Running {
+        let go = self.world.dir().join("go");
+        let mut program = Program::guest(&self.world, "sleeper", &[call]).env("GO", &go.to_string_lossy());
+        for (name, value) in environment {
+            program = program.env(name, value);
+        }
+        let guest = program.start();
+        wait_until("the guest is idle", || guest.out() == "ready\n" || !guest.lives());
+        guest
+    }
+
+    /// What the command line answers.
+    fn ctl(&self, command: &str, guest: &Running) -> String {
+        let id = Scheduler::status(&self.world).client(guest.pid()).client.to_string();
+        let output = Scheduler::ctl(&self.world, &[command, &id]);
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    }
+
+    fn until(&self, guest: &Running, state: ClientState) {
+        let log = || self.scheduler.log();
+        Scheduler::until(&self.world, &format!("the guest is {state:?}: {}", log()), |status| {
+            status.find(guest.pid()).is_some_and(|client| client.state == state)
+        });
+    }
+
+    /// A neighbour of another weight takes turns with the guests, which give the lock away as they are idle.
+    fn rest(&self, guests: &[&Running]) {
+        let work = Program::workload(&self.world, "other", "--memory 64MiB --block 64MiB --steps 20");
+        work.env("NVSHARE_WEIGHT", "3").start().finish().intact();
+        Scheduler::until(&self.world, "the guests rest", |status| {
+            let rests =
+                |guest: &&Running| status.find(guest.pid()).is_some_and(|c| c.state != ClientState::Running);
+            guests.iter().all(rests)
+        });
+    }
+
+    fn sleep(&self, guest: &Running) {
+        let said = self.ctl("sleep", guest);
+        assert!(said.contains("goes to sleep"), "{said}");
+        self.until(guest, ClientState::Asleep);
+    }
+
+    fn go(&self) {
+        std::fs::write(self.world.dir().join("go"), "").expect("a file");
+    }
+
+    fn free(&self) -> u64 {
+        let asks = Program::guest(&self.world, "free_bytes", &[]).alone().start().finish();
+        asks.passed().out.trim().parse().expect("a number")
+    }
+}
+
+fn has_done_all(guest: Running) {
+    let finished = guest.finish();
+    finished.passed();
+    assert_eq!(finished.out, "ready\ncalled\ndone\n");
+}
+
+#[test]
+fn an_administrator_sends_an_idle_program_to_sleep_and_its_next_call_wakes_it() {
+    let asleep = Asleep::start();
+    let guest = asleep.guest("event_query", &[]);
+    assert!(asleep.ctl("sleep", &guest).contains("is at work"), "it has the lock");
+    asleep.rest(&[&guest]);
+    assert!(asleep.ctl("wake", &guest).contains("is awake"));
+    asleep.sleep(&guest);
+    assert_eq!(asleep.free(), ALL);
+    assert!(asleep.ctl("sleep", &guest).contains("asleep already"));
+    asleep.ctl("wake", &guest);
+    Scheduler::until(&asleep.world, "it is awake", |status| {
+        status.find(guest.pid()).is_some_and(|client| client.state != ClientState::Asleep)
+    });
+    asleep.sleep(&guest);
+    asleep.go();
+    has_done_all(guest);
+}
+
+#[test]
+fn several_sleep_while_another_works_and_all_wake() {
+    let asleep = Asleep::start();
+    let guests = ["launch", "event_query", "copy"].map(|call| asleep.guest(call, &[]));
+    asleep.rest(&guests.each_ref());
+    guests.iter().for_each(|guest| asleep.sleep(guest));
+    assert_eq!(asleep.free(), ALL);
+    // The card is nearly full meanwhile.
+    let neighbour =
+        Program::workload(&asleep.world, "neighbour", "--memory 640MiB --block 64MiB --steps 20").start();
+    neighbour.finish().intact();
+    asleep.go();
+    guests.into_iter().for_each(has_done_all);
+}
+
+#[test]
+fn a_program_that_never_sleeps_says_so() {
+    let asleep = Asleep::start();
+    let guest = asleep.guest("copy", &[("NVSHARE_SLEEP", "0")]);
+    asleep.rest(&[&guest]);
+    asleep.ctl("sleep", &guest);
+    wait_until("it is known", || asleep.ctl("sleep", &guest).contains("NVSHARE_SLEEP is 0"));
+    asleep.go();
+    has_done_all(guest);
+}
+
+#[test]
+fn the_scheduler_starts_again_beside_a_program_that_sleeps() {
+    let Asleep { world, scheduler } = Asleep::start();
+    let asleep = Asleep { world, scheduler };
+    let guest = asleep.guest("stream_query", &[]);
+    asleep.rest(&[&guest]);
+    asleep.sleep(&guest);
+    let Asleep { world, scheduler } = asleep;
+    scheduler.kill();
+    let scheduler = Scheduler::start(&world, &["--tq", "1"]);
+    let asleep = Asleep { world, scheduler };
+    asleep.until(&guest, ClientState::Asleep);
+    asleep.go();
+    has_done_all(guest);
+}
+
+#[test]
+fn scheduling_that_is_switched_off_wakes_a_program() {
+    let asleep = Asleep::start();
+    let guest = asleep.guest("context_synchronize", &[]);
+    asleep.rest(&[&guest]);
+    asleep.sleep(&guest);
+    assert!(Scheduler::ctl(&asleep.world, &["off"]).status.success());
+    asleep.go();
+    has_done_all(guest);
+}
