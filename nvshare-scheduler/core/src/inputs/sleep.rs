@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nvshare_proto::{EventKind, SchedulerMessage};
 
+use crate::policy::sleep::MAX_WAIT_FOR_IDLE;
 use crate::state::client::{ClientId, Phase};
 use crate::state::sleep::Sleep;
 use crate::steps::books::Books;
@@ -26,10 +27,11 @@ impl Books {
         if let Some(why) = self.state().client(id).and_then(|client| self.state().why_no_sleep(client)) {
             return Err(format!("{who} cannot sleep: {why}"));
         }
-        // An idle client has closed its gate, and its work is complete.
-        self.ask_one_to_leave(id);
         let since = self.state().now();
         self.change_client(id, |client| client.sleep = Sleep::Ordered { since, evicted: false });
+        // One that has the lock is told that it is waited for, and says when it does nothing.
+        self.agenda_mut().tell_later([id]);
+        self.agenda_mut().follow_sleeper_at(since + MAX_WAIT_FOR_IDLE, id);
         Ok(format!("{who} goes to sleep; any call of its program wakes it"))
     }
 

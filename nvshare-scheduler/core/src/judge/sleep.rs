@@ -30,8 +30,9 @@ impl State {
         if client.stopped {
             return said("its process is stopped");
         }
-        let rests = matches!(client.phase(), Phase::Parked | Phase::Idle { .. });
-        if !rests || client.wants || client.has_need() {
+        // A client that nobody waits for has the lock for as long as it likes, whatever it does.
+        let may_rest = matches!(client.phase(), Phase::Parked | Phase::Idle { .. } | Phase::Running { .. });
+        if !may_rest || client.wants || client.has_need() {
             return said("it is at work");
         }
         None
@@ -45,8 +46,14 @@ impl State {
             nobody_measures || account.is_measured_since(since)
         });
         let accounts = || client.accounts.values();
+        let phase = client.phase();
+        let runs = matches!(phase, Phase::Running { .. } | Phase::Dropping { .. });
+        let rests = runs || phase.is_idle() || phase == Phase::Parked;
         Some(sleep::next_step(Candidate {
-            has_work: client.phase() != Phase::Parked || client.wants || client.has_need(),
+            has_work: !rests || client.wants || client.has_need(),
+            runs,
+            is_idle: phase.is_idle(),
+            ordered_for: self.now().saturating_sub(since),
             is_asked: accounts().any(|account| account.evict_order.is_some()),
             movable: accounts().fold(0, |sum, account| sum.saturating_add(account.movable())),
             was_asked: evicted,

@@ -5,13 +5,24 @@
 //! comes back at the same time. Of the memory that sleepers have left, as much stays free as the one needs
 //! that had most: each one of them can come back. The rest is given to others.
 
+use std::time::Duration;
+
 use nvshare_proto::units::saturate;
+
+/// A client that has the lock has this long to show that it does nothing.
+pub(crate) const MAX_WAIT_FOR_IDLE: Duration = Duration::from_secs(2);
 
 /// A client that is to sleep.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Candidate {
-    /// It has the lock or wants it, or an allocation of it waits for room.
+    /// It wants the lock, or an allocation of it waits for room.
     pub(crate) has_work: bool,
+    /// It has the lock, and it is not known that it does nothing.
+    pub(crate) runs: bool,
+    /// It has the lock and does nothing.
+    pub(crate) is_idle: bool,
+    /// How long it has been ordered to sleep.
+    pub(crate) ordered_for: Duration,
     /// It was asked for room and has not answered.
     pub(crate) is_asked: bool,
     /// Bytes of its room that can be moved.
@@ -31,6 +42,8 @@ pub(crate) enum Step {
     StaysFull,
     /// An answer, or a measurement, comes first.
     Wait,
+    /// The lock is taken from it.
+    Leave,
     /// It is asked for all of its room.
     Evict,
     /// It is told to go.
@@ -42,6 +55,9 @@ pub(crate) enum Step {
 pub(crate) fn next_step(candidate: Candidate) -> Step {
     match candidate {
         Candidate { has_work: true, .. } => Step::StaysAtWork,
+        Candidate { runs: true, ordered_for, .. } if ordered_for >= MAX_WAIT_FOR_IDLE => Step::StaysAtWork,
+        Candidate { runs: true, .. } => Step::Wait,
+        Candidate { is_idle: true, .. } => Step::Leave,
         Candidate { is_asked: true, .. } => Step::Wait,
         Candidate { movable: 1.., was_asked: false, .. } => Step::Evict,
         Candidate { movable: 1.., .. } => Step::StaysFull,
@@ -93,13 +109,24 @@ mod tests {
 
     #[test]
     fn a_client_without_work_gives_its_room_back_and_is_told() {
-        let idle =
-            Candidate { has_work: false, is_asked: false, movable: 0, was_asked: false, is_measured: true };
+        let idle = Candidate {
+            has_work: false,
+            runs: false,
+            is_idle: false,
+            ordered_for: Duration::ZERO,
+            is_asked: false,
+            movable: 0,
+            was_asked: false,
+            is_measured: true,
+        };
         for (candidate, step) in [
             (idle, Step::Tell),
             (Candidate { has_work: true, ..idle }, Step::StaysAtWork),
             (Candidate { has_work: true, is_asked: true, movable: 5, ..idle }, Step::StaysAtWork),
             (Candidate { movable: 5, ..idle }, Step::Evict),
+            (Candidate { runs: true, movable: 5, ..idle }, Step::Wait),
+            (Candidate { runs: true, ordered_for: MAX_WAIT_FOR_IDLE, ..idle }, Step::StaysAtWork),
+            (Candidate { is_idle: true, movable: 5, ordered_for: MAX_WAIT_FOR_IDLE, ..idle }, Step::Leave),
             // It is asked by others already: not all of it may leave.
             (Candidate { movable: 5, is_asked: true, ..idle }, Step::Wait),
             (Candidate { movable: 5, is_asked: true, was_asked: true, ..idle }, Step::Wait),

@@ -20,6 +20,8 @@ pub(crate) struct Agenda {
     woken: BTreeSet<ClientId>,
     /// Clients that are to sleep, or to wake, of which something has changed.
     sleepers: BTreeSet<ClientId>,
+    /// When such clients are looked at if nothing of them has changed.
+    sleepers_due: BTreeSet<(Time, ClientId)>,
     /// Clients for which the answer whether a client waits for what they hold may have changed.
     to_tell: BTreeSet<ClientId>,
     /// Clients that wait and whose place moves by itself, and in which event it was brought up to date.
@@ -43,6 +45,7 @@ impl Agenda {
         self.gangs.clear();
         self.woken.clear();
         self.sleepers.clear();
+        self.sleepers_due.clear();
         self.to_tell.clear();
     }
 
@@ -83,8 +86,18 @@ impl Agenda {
         self.sleepers.insert(id);
     }
 
-    pub(crate) fn take_sleeper(&mut self) -> Option<ClientId> {
-        self.sleepers.pop_first()
+    /// The same at a time, whether anything has changed or not.
+    pub(crate) fn follow_sleeper_at(&mut self, time: Time, id: ClientId) {
+        self.sleepers_due.insert((time, id));
+    }
+
+    /// Takes one of which something has changed, or whose time has come.
+    pub(crate) fn take_sleeper(&mut self, now: Time) -> Option<ClientId> {
+        self.sleepers.pop_first().or_else(|| {
+            let &(time, id) = self.sleepers_due.first().filter(|(time, _)| *time <= now)?;
+            self.sleepers_due.remove(&(time, id));
+            Some(id)
+        })
     }
 
     /// Queues WAITERS for these clients until the end of the event. They are told whether a client waits for
@@ -131,7 +144,9 @@ impl Agenda {
 /// Deadlines, and counts.
 impl Agenda {
     pub(crate) fn next_deadline(&self) -> Option<Time> {
-        self.deadlines.first().map(|&(time, _)| time)
+        let gpus = self.deadlines.first().map(|&(time, _)| time);
+        let sleepers = self.sleepers_due.first().map(|&(time, _)| time);
+        [gpus, sleepers].into_iter().flatten().min()
     }
 
     /// Takes a GPU whose deadline has come.

@@ -169,7 +169,7 @@ impl Books {
                 state.gpus_among(&gpus).any(|gpu| gpu.bounds_submissions(now))
             });
             of_gangs.extend(client.gang.map(|gang| (gang, waited_for)));
-            let waiting = waited_for || state.is_bounded(client);
+            let waiting = waited_for || state.is_bounded(client) || client.sleep.is_ordered();
             if client.phase().holds() {
                 self.tell_waiting(id, waiting);
             }

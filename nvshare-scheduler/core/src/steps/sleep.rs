@@ -16,7 +16,8 @@ use crate::steps::books::Books;
 impl Books {
     /// Goes on with the clients that are to sleep, or to wake with work, and of which something has changed.
     pub(crate) fn follow_sleepers(&mut self) {
-        while let Some(id) = self.agenda_mut().take_sleeper() {
+        let now = self.state().now();
+        while let Some(id) = self.agenda_mut().take_sleeper(now) {
             self.count_work(1);
             let Some(client) = self.state().client(id) else { continue };
             if client.sleep == Sleep::Away && client.wants {
@@ -25,6 +26,7 @@ impl Books {
             }
             match self.state().next_step_to_sleep(client) {
                 None | Some(Step::Wait) => {}
+                Some(Step::Leave) => self.ask_one_to_leave(id),
                 Some(Step::StaysAtWork) => self.stays_awake(id, "it has work"),
                 Some(Step::StaysFull) => {
                     self.stays_awake(id, "its memory does not leave the card; the host may lack memory");
@@ -62,6 +64,7 @@ impl Books {
     /// Ends the order to sleep.
     pub(crate) fn stays_awake(&mut self, id: ClientId, why: &str) {
         self.change_client(id, |client| client.sleep = Sleep::No);
+        self.agenda_mut().tell_later([id]);
         self.emit(EventKind::StaysAwake, id, None);
         self.report_mut().info(format!("client {id} does not go to sleep: {why}"));
     }

@@ -111,6 +111,34 @@ fn woken(sent: &Sent) -> Vec<u64> {
     sent.iter().filter_map(wake).collect()
 }
 
+/// A client runs and nobody waits for it, as an idle notebook does: it is asked whether it does anything.
+#[test]
+fn a_client_that_has_the_lock_and_does_nothing_goes_to_sleep() {
+    let mut cards = Cards::with(&[(1, 4, 1)]);
+    let epoch = cards.table.runs(1);
+    cards.table.say(1, ClientMessage::Usage(usage(4 * GIB, 0)));
+    cards.order(1).unwrap();
+    assert_eq!(cards.table.sent(), [(1, SchedulerMessage::Waiters { waiting: true })]);
+    let sent = cards.table.say(1, ClientMessage::Idle { epoch });
+    assert!(matches!(sent[..], [(1, SchedulerMessage::Evict(_))]), "{sent:?}");
+    cards.table.say(1, ClientMessage::Usage(usage(4 * GIB, 4 * GIB)));
+    let mut sent = cards.table.give_back(sent);
+    sent.append(&mut cards.measure());
+    assert!(told_to_sleep(&sent), "{sent:?}");
+}
+
+#[test]
+fn a_client_that_works_on_stays_on_the_card() {
+    let mut cards = Cards::with(&[(1, 4, 1)]);
+    cards.table.runs(1);
+    cards.order(1).unwrap();
+    cards.table.sent();
+    let sent = cards.table.wait_until(cards.table.now + 2_100);
+    assert_eq!(sent, [(1, SchedulerMessage::Waiters { waiting: false })]);
+    assert_eq!(cards.state(1), ClientState::Running);
+    assert!(!told_to_sleep(&cards.measure()));
+}
+
 fn told_to_sleep(sent: &Sent) -> bool {
     sent.iter().any(|(_, message)| *message == SchedulerMessage::Sleep)
 }
@@ -200,9 +228,15 @@ fn watchers_are_told_of_each_step() {
 }
 
 #[test]
-fn a_client_at_work_is_refused_and_so_are_others_that_cannot_sleep() {
+fn clients_that_cannot_sleep_are_refused() {
     let mut cards = Cards::with(&[(1, 4, 1), (2, 4, 1), (3, 4, 1)]);
-    cards.table.runs(1);
+    // It wants the lock, and another one has it.
+    cards.table.runs(2);
+    cards.table.say(2, ClientMessage::Usage(usage(4 * GIB, 0)));
+    cards.table.runs(3);
+    cards.table.say(3, ClientMessage::Usage(usage(4 * GIB, 0)));
+    cards.table.say(1, ClientMessage::Usage(usage(8 * GIB, 8 * GIB)));
+    cards.table.say(1, ClientMessage::ReqLock);
     let managed = Identity { pid: Some(5), process: Some(5), ..Identity::default() };
     cards.table.register_as(5, managed, Gate::Closed, usage(GIB, GIB));
     let gang = Identity { gang: Some(Gang { number: 7, size: 2 }), process: Some(6), ..Identity::default() };
