@@ -32,7 +32,7 @@ impl Asleep {
         guest
     }
 
-    /// What the command line answers.
+    /// The answer of the command line.
     fn ctl(&self, command: &str, guest: &Running) -> String {
         let id = Scheduler::status(&self.world).client(guest.pid()).client.to_string();
         let output = Scheduler::ctl(&self.world, &[command, &id]);
@@ -73,7 +73,7 @@ impl Asleep {
     }
 }
 
-fn has_done_all(guest: Running) {
+fn expect_all_done(guest: Running) {
     let finished = guest.finish();
     finished.passed();
     assert_eq!(finished.out, "ready\ncalled\ndone\n");
@@ -95,7 +95,7 @@ fn an_administrator_sends_an_idle_program_to_sleep_and_its_next_call_wakes_it() 
     });
     asleep.sleep(&guest);
     asleep.go();
-    has_done_all(guest);
+    expect_all_done(guest);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn several_sleep_while_another_works_and_all_wake() {
         Program::workload(&asleep.world, "neighbour", "--memory 640MiB --block 64MiB --steps 20").start();
     neighbour.finish().intact();
     asleep.go();
-    guests.into_iter().for_each(has_done_all);
+    guests.into_iter().for_each(expect_all_done);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_program_that_never_sleeps_says_so() {
     asleep.ctl("sleep", &guest);
     wait_until("it is known", || asleep.ctl("sleep", &guest).contains("NVSHARE_SLEEP is 0"));
     asleep.go();
-    has_done_all(guest);
+    expect_all_done(guest);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn the_scheduler_starts_again_beside_a_program_that_sleeps() {
     let asleep = Asleep { world, scheduler };
     asleep.until(&guest, ClientState::Asleep);
     asleep.go();
-    has_done_all(guest);
+    expect_all_done(guest);
 }
 
 #[test]
@@ -148,5 +148,5 @@ fn scheduling_that_is_switched_off_wakes_a_program() {
     asleep.sleep(&guest);
     assert!(Scheduler::ctl(&asleep.world, &["off"]).status.success());
     asleep.go();
-    has_done_all(guest);
+    expect_all_done(guest);
 }

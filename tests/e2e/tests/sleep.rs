@@ -239,7 +239,8 @@ fn what_needs_no_driver_is_answered_asleep() {
 #[test]
 fn who_stays_says_why_and_goes_on() {
     let no_swap = "NVSHARE_MEMORY is not swap";
-    let cases: [(&[&str], &[(&str, &str)], Answer); 8] = [
+    type Case = (&'static [&'static str], &'static [(&'static str, &'static str)], Answer);
+    let cases: [Case; 8] = [
         (&[], &[("NVSHARE_SLEEP", "0")], stays("NVSHARE_SLEEP is 0", true)),
         (&[], &[("NVSHARE_MEMORY", "off")], stays(no_swap, true)),
         (&["first", "managed", "copy"], &[], stays("it has managed memory", false)),

@@ -17,10 +17,11 @@ pub(super) struct Rule {
 }
 
 /// The files of rules, all of those in `xtask/rules`; [`parse`] says what they look like.
-pub(super) const LISTS: [&str; 10] = [
+pub(super) const LISTS: [&str; 11] = [
     include_str!("../../rules/library.rules"),
     include_str!("../../rules/stream-order.rules"),
     include_str!("../../rules/sleep.rules"),
+    include_str!("../../rules/door.rules"),
     include_str!("../../rules/gone.rules"),
     include_str!("../../rules/driver.rules"),
     include_str!("../../rules/scheduler.rules"),
