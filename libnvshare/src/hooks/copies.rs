@@ -3,8 +3,8 @@
 //! The driver copies memory of `cuMemAlloc` from card to card, and between the host and a card whose context is not current, without
 //! peer access. Copies of mapped memory by a card without access are refused, but for those that name both contexts. The answer is
 //! INVALID_VALUE, before anything is done (measured on two H200s). So a copy of bytes from device memory to device memory names
-//! the contexts then. For other copies, such as those of the host, the card gains access, and the hook calls again. So it does for
-//! copies of graphs: a refusal leaves a capture as it is, and a copy that names both contexts would end it (measured). A card
+//! the contexts then. For other copies, such as those of the host, the card gains access, and the hook calls again. The same holds
+//! for copies of graphs. A copy that names both contexts would end a capture, and a refusal leaves it as it is (measured). A card
 //! keeps its access, and its kernels reach the memory as well; natively they would have to be given access. Cards without a way to
 //! each other's memory cannot gain it, and the driver's answer stands.
 

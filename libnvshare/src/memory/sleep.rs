@@ -174,10 +174,17 @@ fn settle() -> Result<(), Stays> {
 
 /// The driver's own steps.
 fn leave_cards() -> Result<(), Stays> {
+    let begin = Instant::now();
     let locked = driver::lock_process(PATIENCE).map_err(|error| Stays::refused("lock it", error));
+    let lock_took = begin.elapsed();
     let gone = locked.and_then(|()| {
         driver::checkpoint_process().map_err(|error| Stays::refused("take it off the card", error))
     });
+    log::debug(format_args!(
+        "the driver's lock took {:.3} s, its checkpoint {:.3} s",
+        lock_took.as_secs_f64(),
+        (begin.elapsed() - lock_took).as_secs_f64()
+    ));
     if gone.is_err() {
         unlock();
     }

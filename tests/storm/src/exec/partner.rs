@@ -95,7 +95,7 @@ impl Run {
 /// The partner's life: until the program has ended.
 pub(crate) fn serve() -> Result<(), String> {
     let driver = Driver::open()?;
-    // What is open, by the handle: its address. Memory may be opened again while it is open.
+    // The address of what is open, by its handle. Memory may be opened again while it is open.
     let mut open = BTreeMap::new();
     let mut request = [0; REQUEST];
     let mut asked = std::io::stdin().lock();
