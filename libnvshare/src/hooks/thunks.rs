@@ -1,6 +1,6 @@
 //! Thunks: a few instructions in front of each function of the driver that has no hook.
 //!
-//! A thunk looks at the [door](crate::work::gate::door) and jumps to the driver's function, with all arguments where they are. It knows
+//! A thunk looks at the [door] and jumps to the driver's function, with all arguments where they are. It knows
 //! none of their types. If the door is closed, it saves all registers that may have arguments, waits, and then jumps. The program gets
 //! thunks where its process may go off the card ([`config::sleeps`](crate::process::config::sleeps)). Otherwise it gets the driver's own.
 
