@@ -19,7 +19,7 @@ use super::{allocations, devices, exports, imports};
 use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::blocked::Unseen;
-use crate::process::{config, lifecycle, log, threads};
+use crate::process::{config, host_memory, lifecycle, log, threads};
 use crate::work::captures;
 use crate::work::gate::{self, door};
 
@@ -30,6 +30,9 @@ const LOOK: Duration = Duration::from_millis(1);
 /// How often the way back is tried, where the driver refuses it, and the pause between.
 const TRIES: u32 = 3;
 const BEFORE_AGAIN: Duration = Duration::from_millis(50);
+
+/// Bytes of the host that the driver's copy of contexts and modules takes at most: those of PyTorch and JAX take up to 0.9 GiB.
+const CONTEXTS: u64 = 1 << 30;
 
 /// The process is off the card.
 static AWAY: AtomicBool = AtomicBool::new(false);
@@ -119,6 +122,9 @@ fn check_now() -> Result<(), Stays> {
     if exports::has_any() || imports::has_any() {
         return Err(Stays::now("it shares memory with other processes"));
     }
+    // The memory that does not move is on the card, and the driver copies it.
+    let stays = devices::all().map(|device| device.account().charged()).sum();
+    check_host(host_memory::room(), stays)?;
     let is_managed = |kind| matches!(kind, Kind::DeviceAsManaged | Kind::ProgramsManaged | Kind::ManagedPool);
     for device in devices::all() {
         if allocations::of_device(device.ordinal).iter().any(|allocation| is_managed(allocation.kind)) {
@@ -127,6 +133,14 @@ fn check_now() -> Result<(), Stays> {
         if device.account().movable_on_card() > 0 {
             return Err(Stays::now("some of its memory is on the card"));
         }
+    }
+    Ok(())
+}
+
+/// The driver copies to memory of the process, which the machine or a control group may not have. Then the kernel would end it.
+fn check_host(room: u64, stays: u64) -> Result<(), Stays> {
+    if room < stays.saturating_add(CONTEXTS) {
+        return Err(Stays::now("the host has too little memory for what the driver copies"));
     }
     Ok(())
 }
@@ -238,4 +252,23 @@ fn several_times(step: fn() -> Result<(), CUresult>) -> Result<(), CUresult> {
         result = step();
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_has_room_for_contexts_and_for_what_does_not_move() {
+        for (room, stays, fits) in [
+            (u64::MAX, 0, true),
+            (CONTEXTS, 0, true),
+            (CONTEXTS - 1, 0, false),
+            (CONTEXTS + 4, 5, false),
+            (CONTEXTS + 5, 5, true),
+            (0, u64::MAX, false),
+        ] {
+            assert_eq!(check_host(room, stays).is_ok(), fits, "{room} {stays}");
+        }
+    }
 }
