@@ -23,12 +23,15 @@ pub(crate) const ALL: &[&str] = &[
     "pitch",
     "register",
     "rows",
+    SLEEP,
     "small fills",
     "two devices",
 ];
 
 /// Memory that processes share by handles (CUDA IPC).
 pub(crate) const SHARING: &str = "memory shared with a process";
+/// Processes that go off the card (`nvshare-ctl sleep`).
+pub(crate) const SLEEP: &str = "sleep";
 const MANAGED_AT_THE_SAME_TIME: i32 = 89;
 const RELAXED: i32 = 2;
 const OF_THE_THREAD: i32 = 1;
@@ -40,7 +43,7 @@ pub(crate) fn look(d: &Driver) -> Result<BTreeSet<String>, CudaError> {
     let mut context = 0u64;
     cu!(d, "cuDevicePrimaryCtxRetain", &raw mut context => *mut u64, 0 => i32)?;
     cu!(d, "cuCtxSetCurrent", context => u64)?;
-    let looks: [(&str, Look); 18] = [
+    let looks: [(&str, Look); 19] = [
         ("async", stream_order),
         ("attach", attach),
         ("graph memory", graph_memory),
@@ -57,6 +60,7 @@ pub(crate) fn look(d: &Driver) -> Result<BTreeSet<String>, CudaError> {
         ("pitch", pitch),
         ("register", |d| Ok(d.has("cuMemHostRegister_v2"))),
         ("rows", |d| Ok(d.has("cuMemcpy2DAsync_v2"))),
+        (SLEEP, |d| Ok(d.has("cuCheckpointProcessLock"))),
         ("small fills", |d| Ok(d.has("cuMemsetD8Async") && d.has("cuMemsetD16Async"))),
         ("two devices", two_devices),
     ];

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use nvshare_proto::{AdminRequest, ClientState, ClientStatus};
+
 use crate::rng::Rng;
 
 use super::moment::Moment;
@@ -15,7 +17,7 @@ pub(crate) type Done = std::collections::BTreeMap<&'static str, u64>;
 /// Shortest time between two kills of schedulers: a new scheduler grants nothing for a while.
 const BETWEEN_KILLS: Duration = Duration::from_secs(5);
 
-/// Changes the quantum, and with chaos kills and stops processes too, until the storm ends.
+/// Changes the quantum, and with chaos kills and stops processes too, until the storm ends. `sleeps`: programs are ordered off the card.
 pub(crate) fn disturb(
     world: &World,
     running: &Running,
@@ -23,14 +25,24 @@ pub(crate) fn disturb(
     stop: &AtomicBool,
     seed: u64,
     chaos: bool,
+    sleeps: bool,
 ) -> Result<Done, String> {
     let mut rng = Rng::part(seed, 0xc4a0);
     let mut done = Done::new();
     let mut killed = Instant::now();
     while !stop.load(Ordering::SeqCst) {
-        sleep(stop, rng.range(30, if chaos { 250 } else { 3000 }));
+        let until = Instant::now() + Duration::from_millis(rng.range(30, if chaos { 250 } else { 3000 }));
         let tq = format!("{:.3}", quantum(&mut rng));
         let what = if chaos { rng.below(12) } else { 0 };
+        // Most programs are at work, and stay on the card. Any call wakes the others.
+        while Instant::now() < until && !stop.load(Ordering::SeqCst) {
+            if sleeps {
+                let (ordered, asleep) = order_sleep(world).unwrap_or_default();
+                *done.entry("ordered to sleep").or_default() += ordered;
+                *done.entry("seen asleep").or_default() += asleep;
+            }
+            sleep(stop, 20);
+        }
         match what {
             0..=2 => {
                 world.ctl(&["set-tq", &tq]);
@@ -67,6 +79,19 @@ pub(crate) fn disturb(
         }
     }
     Ok(done)
+}
+
+/// Orders all clients to go off the card. Returns how many may, and how many are off it already.
+fn order_sleep(world: &World) -> Option<(u64, u64)> {
+    let scheduler = world.administrator();
+    let clients = scheduler.status().ok()?.clients;
+    let is_asleep = |client: &&ClientStatus| client.state == ClientState::Asleep;
+    let asleep = clients.iter().filter(is_asleep).count() as u64;
+    let may = |client: &&ClientStatus| {
+        let order = AdminRequest::Sleep { client: client.client };
+        !client.gone && !is_asleep(client) && scheduler.change(order).is_ok()
+    };
+    Some((clients.iter().filter(may).count() as u64, asleep))
 }
 
 /// A time from 20 to 200 ms, in seconds.

@@ -107,6 +107,7 @@ pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("primary context released", ""),
     ("primary context reset", ""),
     ("registered host memory", "register"),
+    ("rest", "sleep"),
     ("rows copied in", "rows"),
     ("rows copied out", "rows"),
     ("shared memory kept open", "memory shared with a process"),

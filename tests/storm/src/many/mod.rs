@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use nvshare_proto::units::{MIB, parse_bytes};
 
 use crate::RunOptions;
-use crate::caps::SHARING;
+use crate::caps::{SHARING, SLEEP};
 use crate::plan::{self, Recipe};
 use crate::rng::Rng;
 
@@ -215,11 +215,12 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
     all.report(&parts, &disturbed, moved, turns)
 }
 
-/// Managed memory has no handles for other processes: programs share memory where the library maps it.
+/// Programs share memory, and go off the card, where the library maps their memory.
 fn left_in(options: &StormOptions, cap: &str) -> bool {
     let is_mapped =
         !options.mixed && std::env::var_os("NVSHARE_MEMORY").is_some_and(|memory| memory == "swap");
-    options.without.iter().all(|left_out| left_out != cap) && (cap != SHARING || is_mapped || options.native)
+    options.without.iter().all(|left_out| left_out != cap)
+        && (![SHARING, SLEEP].contains(&cap) || is_mapped || options.native)
 }
 
 fn start_neighbour(world: &World, capacity: u64, seed: u64) -> std::io::Result<Child> {
@@ -249,7 +250,8 @@ impl Storm<'_> {
             let disturb = scope.spawn(move || {
                 let Some(neighbour) = neighbour_pid else { return Ok(chaos::Done::new()) };
                 let seed = options.first + number;
-                chaos::disturb(&self.world, &self.running, neighbour, is_over, seed, options.chaos)
+                let sleeps = self.all.known.contains(SLEEP);
+                chaos::disturb(&self.world, &self.running, neighbour, is_over, seed, options.chaos, sleeps)
             });
             let jobs: Vec<_> =
                 (0..options.jobs).map(|job| scope.spawn(move || self.job(number, job))).collect();

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::RunOptions;
+use crate::caps::SLEEP;
 use crate::rng::Rng;
 
 use super::chaos;
@@ -91,8 +92,10 @@ fn again(
     let mut neighbour = super::start_neighbour(&world, conditions.capacity, options.seed).ok()?;
     let neighbour_pid = neighbour.id();
     let found = std::thread::scope(|scope| {
-        scope
-            .spawn(|| chaos::disturb(&world, &running, neighbour_pid, &stop, options.seed, conditions.chaos));
+        scope.spawn(|| {
+            let sleeps = conditions.caps.split(',').any(|cap| cap == SLEEP);
+            chaos::disturb(&world, &running, neighbour_pid, &stop, options.seed, conditions.chaos, sleeps)
+        });
         let mut found = None;
         for round in 0..rounds {
             if found.is_some() || Instant::now() > deadline || super::INTERRUPTED.load(Ordering::SeqCst) {

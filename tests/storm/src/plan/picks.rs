@@ -3,7 +3,7 @@
 use super::buffers::MAX_COPIED;
 use super::compose::{BufferState, Composer, Pending, Thing};
 use super::{ContextKind, Door, Effect, Id, Op, Region, Value, flag};
-use crate::caps::SHARING;
+use crate::caps::{SHARING, SLEEP};
 use crate::rng::Rng;
 
 /// A kind of choice.
@@ -67,6 +67,7 @@ pub(super) static PICKS: &[Pick] = &[
     pick("allocation refused", 2, "", refused),
     pick("memory asked for", 1, "", info),
     pick("pause", 9, "", pause),
+    pick("rest", 3, SLEEP, rest),
     pick("burst", 3, "", burst),
     pick("fork", 1, "", |c, rng, thread| fork(c, rng, thread, false)),
     pick("fork and exec", 1, "", |c, rng, thread| fork(c, rng, thread, true)),
@@ -508,6 +509,12 @@ fn info(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
 fn pause(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
     let ms = if rng.percent(40) { rng.range(6, 30) } else { rng.range(0, 8) };
     c.emit(thread, None, Op::Pause { ms }, &[], &[], &[]);
+    true
+}
+
+/// Long enough to be idle, and to go off the card if it is ordered to: where no other thread works meanwhile.
+fn rest(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
+    c.emit(thread, None, Op::Pause { ms: rng.range(80, 250) }, &[], &[], &[]);
     true
 }
 
