@@ -39,7 +39,7 @@ pub const DEBUG: &str = "NVSHARE_DEBUG";
 pub const ENABLE_SINGLE_OVERSUB: &str = "NVSHARE_ENABLE_SINGLE_OVERSUB";
 /// `0`: evicted memory comes back by page faults instead of in bulk. For measurements.
 pub const RESTORE: &str = "NVSHARE_RESTORE";
-/// `0`: the process never goes off the card.
+/// `1`: the process may go off the card while its program is idle.
 pub const SLEEP: &str = "NVSHARE_SLEEP";
 /// The library to preload, for `nvshare-ctl run`.
 pub const LIBRARY: &str = "NVSHARE_LIBRARY";

@@ -18,7 +18,7 @@ class Notebook:
     """A program that waits for lines."""
 
     def __init__(self, name, scheduler, gib=1):
-        environment = dict(os.environ, **scheduler.env, NVSHARE_MEMORY="swap", NVSHARE_LOG="info")
+        environment = dict(os.environ, **scheduler.env, NVSHARE_MEMORY="swap", NVSHARE_SLEEP="1", NVSHARE_LOG="info")
         LOGS.mkdir(exist_ok=True)
         self.name, self.scheduler, self.log = name, scheduler, LOGS / f"sleep-{name}.log"
         command = [DIST / "bin/nvshare-ctl", "run", "--library", DIST / "lib/nvshare/libnvshare.so", "--", sys.executable, HERE / "workloads/sleep_job.py", name, str(gib)]

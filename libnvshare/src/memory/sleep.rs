@@ -99,7 +99,7 @@ pub(super) fn go() -> Done {
 fn check_for_good() -> Result<(), Stays> {
     if !door::is_hung() {
         let is_swap = config::get().is_ok_and(|config| config.memory == MemoryMode::Swap);
-        let reason = if is_swap { "NVSHARE_SLEEP is 0" } else { "NVSHARE_MEMORY is not swap" };
+        let reason = if is_swap { "NVSHARE_SLEEP is not 1" } else { "NVSHARE_MEMORY is not swap" };
         return Err(Stays::for_good(reason));
     }
     if !driver::can_checkpoint() {

@@ -159,7 +159,7 @@ impl Config {
             content: Content::Hashes,
             oversubscribe: false,
             restore: true,
-            sleep: true,
+            sleep: false,
             disguise: true,
             plain: None,
             log: Level::Warn,
@@ -383,14 +383,12 @@ fn read() -> Result<Config, Error> {
     Ok(config)
 }
 
-/// Whether the process may go off the card. Look-ups ask before `cuInit`, and get what the environment says at the first time.
+/// Whether the process may go off the card: if the program asks for it. Look-ups ask before `cuInit`, and get what the environment says at the first time.
 pub(crate) fn sleeps() -> bool {
     static SLEEPS: OnceLock<bool> = OnceLock::new();
     let value = |name: &str| env::var(name).unwrap_or_default();
-    *SLEEPS.get_or_init(|| {
-        let sleep = value(names::SLEEP);
-        value(names::MEMORY) == "swap" && (sleep.is_empty() || parse_switch(&sleep).unwrap_or(false))
-    })
+    *SLEEPS
+        .get_or_init(|| value(names::MEMORY) == "swap" && parse_switch(&value(names::SLEEP)).unwrap_or(false))
 }
 
 /// Warns of variables that have no effect, though a user may expect one.

@@ -23,7 +23,9 @@ impl Asleep {
     /// A guest that is idle until it is told to make a call.
     fn guest(&self, call: &str, environment: &[(&str, &str)]) -> Running {
         let go = self.world.dir().join("go");
-        let mut program = Program::guest(&self.world, "sleeper", &[call]).env("GO", &go.to_string_lossy());
+        let mut program = Program::guest(&self.world, "sleeper", &[call])
+            .env("GO", &go.to_string_lossy())
+            .env("NVSHARE_SLEEP", "1");
         for (name, value) in environment {
             program = program.env(name, value);
         }
@@ -119,7 +121,7 @@ fn a_program_that_never_sleeps_says_so() {
     let guest = asleep.guest("copy", &[("NVSHARE_SLEEP", "0")]);
     asleep.rest(&[&guest]);
     asleep.ctl("sleep", &guest);
-    wait_until("it is known", || asleep.ctl("sleep", &guest).contains("NVSHARE_SLEEP is 0"));
+    wait_until("it is known", || asleep.ctl("sleep", &guest).contains("NVSHARE_SLEEP is not 1"));
     asleep.go();
     expect_all_done(guest);
 }

@@ -58,6 +58,7 @@ impl Sleeper {
             .env("BEGIN", &file("begin"))
             .holds_up("capture", file("held"))
             .env("LINKED", &linked.to_string_lossy())
+            .env("NVSHARE_SLEEP", "1")
             .env("NVSHARE_LOG", "info");
         for (name, value) in environment {
             program = program.env(name, value);
@@ -241,7 +242,7 @@ fn who_stays_says_why_and_goes_on() {
     let no_swap = "NVSHARE_MEMORY is not swap";
     type Case = (&'static [&'static str], &'static [(&'static str, &'static str)], Answer);
     let cases: [Case; 8] = [
-        (&[], &[("NVSHARE_SLEEP", "0")], stays("NVSHARE_SLEEP is 0", true)),
+        (&[], &[("NVSHARE_SLEEP", "0")], stays("NVSHARE_SLEEP is not 1", true)),
         (&[], &[("NVSHARE_MEMORY", "off")], stays(no_swap, true)),
         (&["first", "managed", "copy"], &[], stays("it has managed memory", false)),
         (&["first", "shares", "copy"], &[], stays("it shares memory with other processes", false)),

@@ -111,7 +111,7 @@ impl World {
     /// A program of this binary under the library, in this world. `seed` says which kind of memory it has where both are mixed.
     pub(crate) fn client(&self, mode: &str, seed: u64) -> Command {
         let mut command = self.program(mode);
-        command.env("LD_PRELOAD", &self.parts.library);
+        command.env("LD_PRELOAD", &self.parts.library).env("NVSHARE_SLEEP", "1");
         if self.mixed {
             // The seed's remainder by eight is the driver's mood.
             command.env("NVSHARE_MEMORY", if (seed / 8).is_multiple_of(2) { "managed" } else { "swap" });
