@@ -1,8 +1,11 @@
 /* A libnvidia-ml.so.1 that knows one GPU of 1 GiB, half of which is used by others. A file `processes` beside the simulated
  * cards may name processes: in each line a process and its bytes. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 typedef unsigned long long u64;
 struct process { unsigned pid; u64 used; };
 struct process_v2 { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; };
@@ -10,7 +13,13 @@ struct detail { unsigned pid; u64 used; unsigned gpu_instance, compute_instance;
 struct details { unsigned version, mode, count; struct detail *list; };
 struct memory { u64 total, free, used; };
 struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
-int nvmlInit_v2(void) { return 0; }
+/* While the process is off the card, NVML waits for ever, as other calls do (a card's driver suspends it as well). */
+int nvmlInit_v2(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    int (*state_of)(int, int *) = driver ? dlsym(driver, "cuCheckpointProcessGetState") : NULL, state = 0;
+    if (state_of && state_of(getpid(), &state) == 0 && state == 2) { fprintf(stderr, "nvsim: NVML was called while the process is off the card\n"); _exit(1); }
+    return 0;
+}
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)16; return index ? 2 : 0; }
 int nvmlDeviceGetHandleByUUID(const char *text, void **device) { *device = (void *)16; return strcmp(text, "GPU-51600000-0000-4000-8000-000000000000") ? 6 : 0; }
 int nvmlDeviceGetUUID(void *device, char *text, unsigned length) { strncpy(text, "GPU-51600000-0000-4000-8000-000000000000", length); return 0; }

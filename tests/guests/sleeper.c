@@ -55,6 +55,11 @@ static int call(const char *name) {
         EXPECT(waitpid(child, &status, 0) == child);
         return status;
     }
+    if (!strcmp(name, "nvml")) {
+        void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+        EXPECT(nvml);
+        return ((int (*)())dlsym(nvml, "nvmlInit_v2"))();
+    }
     if (!strcmp(name, "exit")) exit(0);
     fprintf(stderr, "no call %s\n", name);
     return -1;
@@ -78,6 +83,7 @@ static void first(const char *what) {
     char handle[64];
     pthread_t thread;
     if (!strcmp(what, "linked")) EXPECT(dlopen(getenv("LINKED"), RTLD_LAZY));
+    if (!strcmp(what, "nvml")) CHECK(call("nvml"));
     if (!strcmp(what, "managed")) CHECK(FN(cuMemAllocManaged)(&base, 4 * MIB, 1));
     if (!strcmp(what, "shares")) CHECK(FN(cuIpcGetMemHandle)(handle, memory_));
     if (!strcmp(what, "spins")) CHECK(pthread_create(&thread, NULL, spin, NULL));

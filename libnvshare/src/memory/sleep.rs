@@ -4,6 +4,9 @@
 //! [door] closes. From then on the program's calls wait. Those that are under way have to end. No thread may be between the door and
 //! the driver, and no thread of the library may call it. If a step fails, those before it are undone, and the process goes on.
 //!
+//! NVML waits as well while the process is off the card, as the driver suspends it: its calls pass no door. So a process that has loaded
+//! it stays, and one that is off the card comes back before a function of it is looked up.
+//!
 //! A thread that comes to the door while the others are looked at means that the program is at work. So does one at the gate.
 
 use std::fmt;
@@ -19,7 +22,7 @@ use super::{allocations, devices, exports, imports};
 use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::blocked::Unseen;
-use crate::process::{config, host_memory, lifecycle, log, threads};
+use crate::process::{config, elf, host_memory, lifecycle, log, threads};
 use crate::work::captures;
 use crate::work::gate::{self, door};
 
@@ -106,6 +109,9 @@ fn check_for_good() -> Result<(), Stays> {
         return Err(Stays::for_good(
             "its driver cannot take a process off the card, as those of CUDA 12.8 can",
         ));
+    }
+    if elf::is_loaded("/libnvidia-ml.so") {
+        return Err(Stays::for_good("NVML is loaded, whose calls would wait"));
     }
     let linked = LINKED.get().map(|find| find()).unwrap_or_default();
     match linked.first() {

@@ -1,5 +1,6 @@
 //! Programs that go off the card while they are idle, and that any call wakes.
 
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -52,6 +53,7 @@ impl Sleeper {
         let listener = PlayedScheduler::listen(&world);
         let file = |name: &str| world.dir().join(name).to_string_lossy().into_owned();
         let linked = guest("links_past", true);
+        symlink(guest("nvml", true), world.dir().join("lib/libnvidia-ml.so.1")).expect("a link");
         let mut program = Program::guest(&world, "sleeper", arguments)
             .env("GO", &file("go"))
             .env("NVSIM_LOST", &file("lost"))
@@ -181,6 +183,7 @@ fn an_idle_program_takes_nothing_of_the_card_and_each_call_wakes_it() {
         "copy",
         "look_up",
         "proc_address",
+        "nvml",
     ] {
         let mut sleeper = Sleeper::parked(&[call], &[]);
         if call == "launch" {
@@ -241,9 +244,10 @@ fn what_needs_no_driver_is_answered_asleep() {
 fn who_stays_says_why_and_goes_on() {
     let no_swap = "NVSHARE_MEMORY is not swap";
     type Case = (&'static [&'static str], &'static [(&'static str, &'static str)], Answer);
-    let cases: [Case; 8] = [
+    let cases: [Case; 9] = [
         (&[], &[("NVSHARE_SLEEP", "0")], stays("NVSHARE_SLEEP is not 1", true)),
         (&[], &[("NVSHARE_MEMORY", "off")], stays(no_swap, true)),
+        (&["first", "nvml", "copy"], &[], stays("NVML is loaded, whose calls would wait", true)),
         (&["first", "managed", "copy"], &[], stays("it has managed memory", false)),
         (&["first", "shares", "copy"], &[], stays("it shares memory with other processes", false)),
         (&["first", "captures", "copy"], &[], stays("a capture is open", false)),

@@ -105,6 +105,11 @@ pub(crate) fn leave(entered: Entered) {
     }
 }
 
+/// For look-ups: waits while the door is closed.
+pub(crate) fn wait_if_closed() {
+    while WORD.load(Ordering::SeqCst) == CLOSED && wait() {}
+}
+
 /// For thunks: waits while the door is closed.
 pub(crate) extern "C" fn wait_for_thunk() {
     wait();
