@@ -132,8 +132,9 @@ fn a_client_that_works_on_stays_on_the_card() {
     let mut cards = Cards::with(&[(1, 4, 1)]);
     cards.table.runs(1);
     cards.order(1).unwrap();
-    cards.table.sent();
-    let sent = cards.table.wait_until(cards.table.now + 2_100);
+    assert_eq!(cards.table.sent(), [(1, SchedulerMessage::Waiters { waiting: true })]);
+    assert_eq!(cards.measure(), []);
+    let sent = cards.table.wait_until(cards.table.now + 1_100);
     assert_eq!(sent, [(1, SchedulerMessage::Waiters { waiting: false })]);
     assert_eq!(cards.state(1), ClientState::Running);
     assert!(!told_to_sleep(&cards.measure()));
