@@ -102,6 +102,7 @@ unsafe extern "C" fn choose_dlvsym(name: *const c_char) -> *const c_void {
 }
 
 /// NVML waits while the process is off the card, and its calls pass no door. So the process comes back before they can be made.
+/// A thread of the driver does not come here: NVML is not loaded before, and the program loads it.
 ///
 /// # Safety
 /// The name is null or a C string.

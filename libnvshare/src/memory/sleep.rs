@@ -110,9 +110,6 @@ fn check_for_good() -> Result<(), Stays> {
             "its driver cannot take a process off the card, as those of CUDA 12.8 can",
         ));
     }
-    if elf::is_loaded("/libnvidia-ml.so") {
-        return Err(Stays::for_good("NVML is loaded, whose calls would wait"));
-    }
     let linked = LINKED.get().map(|find| find()).unwrap_or_default();
     match linked.first() {
         Some(name) => Err(Stays::for_good(format_args!("its program is linked to {name}"))),
@@ -120,8 +117,11 @@ fn check_for_good() -> Result<(), Stays> {
     }
 }
 
-/// Reasons that may end. The program's calls are kept out meanwhile.
+/// Reasons that are looked for while the program's calls and its look-ups of NVML are kept out: all but the first may end.
 fn check_now() -> Result<(), Stays> {
+    if elf::is_loaded("/libnvidia-ml.so") {
+        return Err(Stays::for_good("NVML is loaded, whose calls would wait"));
+    }
     if captures::open() > 0 {
         return Err(Stays::now("a capture is open"));
     }
