@@ -63,7 +63,7 @@ enum Command {
     Pause(give::ClientOptions),
     /// Let a paused client go on
     Resume(give::ClientOptions),
-    /// Take an idle client with NVSHARE_MEMORY=swap off the GPU; any call of its program brings it back
+    /// Take an idle client with NVSHARE_SLEEP=1 off the GPU; the next call of its program brings it back
     Sleep(sleep::Options),
     /// Bring a client back to the GPU as soon as there is room
     Wake(sleep::Options),
