@@ -172,7 +172,8 @@ impl Machine {
                 }
                 self.message(message, now);
             }
-            Input::Registering => {
+            Input::Registering { version } => {
+                self.sleeper.registers(version);
                 self.silent_since.get_or_insert(now);
             }
             Input::Lost => self.lost(now),

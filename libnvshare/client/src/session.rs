@@ -149,13 +149,14 @@ impl Session {
         Self { machine: Machine::new(now), told: Vec::new() }
     }
 
-    /// There is a connection, and REGISTER is sent on it. Returns what REGISTER says of the gate and of each device.
-    pub fn register<H: Host>(&mut self, host: &mut H, now: Duration) -> (Gate, Vec<Usage>) {
+    /// There is a connection, and REGISTER is sent on it in this version of the protocol. Returns what REGISTER says of the gate and of each
+    /// device.
+    pub fn register<H: Host>(&mut self, host: &mut H, version: u16, now: Duration) -> (Gate, Vec<Usage>) {
         let gate = self.machine.gate();
         let tell = |gpu| host.update(gpu, Account::usage_to_register);
         let usage: Vec<Usage> = host.used().into_iter().filter_map(tell).collect();
         self.told = usage.iter().map(|usage| (usage.gpu, 0)).collect();
-        self.feed(host, Input::Registering, now);
+        self.feed(host, Input::Registering { version }, now);
         (gate, usage)
     }
 

@@ -199,7 +199,8 @@ impl Thread {
                 self.library.wire = Some(wire);
                 // It may change the limits, which are registered.
                 let asked = self.ask_for_share();
-                let (gate, usage) = self.tell(Session::register);
+                let (gate, usage) =
+                    self.tell(|session, library, now| session.register(library, library.version, now));
                 let register = Register {
                     pid: std::process::id(),
                     name: program_name(),

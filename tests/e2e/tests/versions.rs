@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use nvshare_harness::{Program, Scheduler, World, guest, wait_until};
+use nvshare_harness::{PlayedScheduler, Program, Scheduler, World, guest, wait_until};
 use nvshare_proto::units::GIB;
 use nvshare_proto::{
     Amount, ClientMessage, Epoch, InitialState, OLDEST, Reply, Request, SchedulerMessage, VERSION, codec,
@@ -78,55 +78,26 @@ fn a_program_runs_under_a_scheduler_of_the_version_before() {
     );
 }
 
-/// Waits for a message of a client. All that the client says, it says in the version before.
-fn until<T>(stream: &mut UnixStream, bytes: &mut Vec<u8>, which: impl Fn(&ClientMessage) -> Option<T>) -> T {
-    loop {
-        while let Some((used, request)) = codec::decode::<Request>(bytes).expect("a frame") {
-            assert_eq!(codec::version(bytes), Some(OLDEST));
-            bytes.drain(..used);
-            if let Request::Client(message) = &request
-                && let Some(found) = which(message)
-            {
-                return found;
-            }
-        }
-        let mut chunk = [0; 4096];
-        let read = stream.read(&mut chunk).expect("a frame");
-        assert!(read > 0, "the client hangs up");
-        bytes.extend_from_slice(&chunk[..read]);
-    }
-}
-
 #[test]
 fn a_program_takes_turns_under_a_scheduler_of_the_version_before() {
     let world = World::simulated(CARD);
-    let listener = UnixListener::bind(world.socket()).expect("a socket");
+    let listener = PlayedScheduler::listen(&world);
     let job =
         Program::workload(&world, "job", "--memory 128MiB --block 64MiB --full-check").until_told().start();
-    let (mut stream, _, first) = older_scheduler(&listener);
-    stream.set_read_timeout(Some(nvshare_harness::patience())).expect("a timeout");
-    let Request::Register(register) = first else { panic!("{first:?}") };
-    let say = |stream: &mut UnixStream, message| {
-        stream.write_all(&frame(OLDEST, &Reply::Client(message))).expect("sent");
-    };
-    let mut bytes = Vec::new();
-    say(&mut stream, SchedulerMessage::Registered { client: 1, hold: InitialState::Parked });
-    let usage =
-        |said: &ClientMessage| if let ClientMessage::Usage(usage) = said { Some(*usage) } else { None };
-    let usage = register.usage.first().copied().unwrap_or_else(|| until(&mut stream, &mut bytes, usage));
-    let room = Amount { gpu: usage.gpu, bytes: GIB };
-    say(&mut stream, SchedulerMessage::Capacity(room));
-    let is = |is_it: bool| is_it.then_some(());
-    until(&mut stream, &mut bytes, |said| is(matches!(said, ClientMessage::ReqLock)));
+    let (mut client, usage) = PlayedScheduler::accept_in(OLDEST, &listener);
+    let named = |m: &ClientMessage| if let ClientMessage::Usage(usage) = m { Some(usage.gpu) } else { None };
+    let gpu = usage.first().map_or_else(|| client.until(named), |usage| usage.gpu);
+    let room = Amount { gpu, bytes: GIB };
+    client.say(&[SchedulerMessage::Capacity(room)]);
+    client.until(|m| matches!(m, ClientMessage::ReqLock).then_some(()));
     for counter in [1, 2] {
         let epoch = Epoch { boot: 1, counter };
-        say(&mut stream, SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] });
-        until(&mut stream, &mut bytes, |said| is(matches!(said, ClientMessage::Running { .. })));
-        say(&mut stream, SchedulerMessage::DropLock { epoch, patience_ms: 60_000 });
-        // It has measured its drain, and what it says of that is new.
-        until(&mut stream, &mut bytes, |said| is(matches!(said, ClientMessage::LockReleased { .. })));
+        client.say(&[SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] }]);
+        client.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+        client.say(&[SchedulerMessage::DropLock { epoch, patience_ms: 60_000 }]);
+        client.until(|m| matches!(m, ClientMessage::LockReleased { .. }).then_some(()));
     }
-    say(&mut stream, SchedulerMessage::SchedOff);
+    client.say(&[SchedulerMessage::SchedOff]);
     world.stop();
     job.finish().intact();
 }

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use nvshare_proto::{
-    ClientMessage, GpuUuid, HostSegment, InitialState, Reply, Request, SchedulerMessage, Usage, codec,
+    ClientMessage, GpuUuid, HostSegment, InitialState, Reply, Request, SchedulerMessage, Usage, VERSION,
+    codec,
 };
 
 use crate::{Program, Running, World, patience};
@@ -18,6 +19,8 @@ use crate::{Program, Running, World, patience};
 #[derive(Debug)]
 pub struct PlayedScheduler {
     stream: Arc<Mutex<UnixStream>>,
+    /// The protocol's version that both ends speak.
+    version: u16,
     /// The client's messages. A thread listens, so that a ping is answered at once, whatever the test is doing.
     heard: Receiver<Request>,
     /// Memory of the host for a client that asks, in one frame.
@@ -35,18 +38,20 @@ fn lock(stream: &Mutex<UnixStream>) -> MutexGuard<'_, UnixStream> {
     stream.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn frame(message: SchedulerMessage) -> Vec<u8> {
-    codec::encode(&Reply::Client(message)).expect("a frame")
+fn frame(version: u16, message: SchedulerMessage) -> Vec<u8> {
+    codec::encode_in(version, &Reply::Client(message)).expect("a frame")
 }
 
-/// Answers pings, and passes on all else, until the connection ends.
-fn listen(mut stream: UnixStream, answers: &Mutex<UnixStream>, heard: &Sender<Request>) {
+/// Answers pings, and passes on all else, until the connection ends. The client speaks this version alone.
+fn listen(version: u16, mut stream: UnixStream, answers: &Mutex<UnixStream>, heard: &Sender<Request>) {
     let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
     loop {
-        while let Some((used, request)) = codec::decode(&bytes).expect("a frame") {
+        while let Some((used, request)) = codec::decode::<Request>(&bytes).expect("a frame") {
+            let known = codec::encode_in(version, &request).expect("a message that this version has");
+            assert_eq!(known, bytes[..used], "it is said in this version");
             bytes.drain(..used);
             if let Request::Client(ClientMessage::Ping) = request {
-                let _ = lock(answers).write_all(&frame(SchedulerMessage::Pong));
+                let _ = lock(answers).write_all(&frame(version, SchedulerMessage::Pong));
             } else if heard.send(request).is_err() {
                 return;
             }
@@ -57,6 +62,17 @@ fn listen(mut stream: UnixStream, answers: &Mutex<UnixStream>, heard: &Sender<Re
             Ok(0) | Err(_) => return,
         }
     }
+}
+
+/// Answers the first frame of a connection as a scheduler of this version does, for which it is too new.
+fn refuse(version: u16, listener: &UnixListener) {
+    let (mut stream, _) = listener.accept().expect("a client");
+    let mut bytes = [0; 4096];
+    let read = stream.read(&mut bytes).expect("a frame");
+    assert_eq!(codec::version(&bytes[..read]), Some(VERSION), "it begins with the newest");
+    let reason = format!("protocol version {VERSION}; this is version {version}");
+    let refusal = codec::encode_in(version, &Reply::Refused { reason }).expect("a frame");
+    stream.write_all(&refusal).expect("sent");
 }
 
 impl PlayedScheduler {
@@ -75,13 +91,25 @@ impl PlayedScheduler {
     /// When the client says anything else.
     #[must_use]
     pub fn accept(listener: &UnixListener) -> (Self, Vec<Usage>) {
+        Self::accept_in(VERSION, listener)
+    }
+
+    /// [`Self::accept`] by a scheduler of this version of the protocol. An older one refuses the first frame, which is of the newest.
+    ///
+    /// # Panics
+    /// When the client says anything else.
+    #[must_use]
+    pub fn accept_in(version: u16, listener: &UnixListener) -> (Self, Vec<Usage>) {
+        if version < VERSION {
+            refuse(version, listener);
+        }
         let (stream, _) = listener.accept().expect("a client");
         let read = stream.try_clone().expect("a descriptor");
         let stream = Arc::new(Mutex::new(stream));
         let (told, heard) = mpsc::channel();
         let answers = Arc::clone(&stream);
-        std::thread::spawn(move || listen(read, &answers, &told));
-        let mut played = Self { stream, heard, segments: Vec::new() };
+        std::thread::spawn(move || listen(version, read, &answers, &told));
+        let mut played = Self { stream, version, heard, segments: Vec::new() };
         let Request::Register(register) = played.hear() else { panic!("the client does not register") };
         played.say(&[SchedulerMessage::Registered { client: 1, hold: InitialState::Parked }]);
         (played, register.usage)
@@ -159,7 +187,7 @@ impl PlayedScheduler {
         let (segments, files): (Vec<HostSegment>, Vec<OwnedFd>) =
             std::mem::take(&mut self.segments).into_iter().unzip();
         let offered = !segments.is_empty();
-        let mut frame = frame(SchedulerMessage::HostMemory { offered, segments });
+        let mut frame = frame(self.version, SchedulerMessage::HostMemory { offered, segments });
         let numbers: Vec<i32> = files.iter().map(AsRawFd::as_raw_fd).collect();
         let mut part = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
         let mut control = [0u64; 16];
@@ -190,7 +218,7 @@ impl PlayedScheduler {
     /// # Panics
     /// When the client hangs up.
     pub fn say(&mut self, messages: &[SchedulerMessage]) {
-        let all: Vec<u8> = messages.iter().flat_map(|message| frame(message.clone())).collect();
+        let all: Vec<u8> = messages.iter().flat_map(|message| frame(self.version, message.clone())).collect();
         lock(&self.stream).write_all(&all).expect("sent");
     }
 }

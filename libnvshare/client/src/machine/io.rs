@@ -37,7 +37,10 @@ pub enum Input {
     /// The scheduler sent this message.
     Message(SchedulerMessage),
     /// There is a connection, and REGISTER is sent on it.
-    Registering,
+    Registering {
+        /// The protocol's version that is spoken on it.
+        version: u16,
+    },
     /// The connection to the scheduler is gone.
     Lost,
     /// No scheduler can be found.

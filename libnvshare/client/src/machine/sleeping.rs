@@ -4,11 +4,11 @@
 //! driver. So messages that would are kept until it is awake. Those that mean that it has work, or is on its own, bring it back.
 //!
 //! A call of the program that waits asks the scheduler for the way back, since the card may be full. If no scheduler answers for as long
-//! as a parked program waits for one, the process comes back on its own.
+//! as a parked program waits for one, the process comes back on its own. So it does at once under a scheduler that is older than sleep.
 
 use std::time::Duration;
 
-use nvshare_proto::{ClientMessage, InitialState, SchedulerMessage};
+use nvshare_proto::{ClientMessage, InitialState, SLEEP, SchedulerMessage};
 
 use super::{Action, Machine, MoverOrder, Phase};
 
@@ -30,6 +30,8 @@ pub(super) struct Sleeper {
     wanted_since: Option<Duration>,
     /// WAKE_WANTED is said on this connection.
     is_said: bool,
+    /// The scheduler of this connection is older than sleep: it is not told of it, and does not wake the process.
+    is_older: bool,
     /// The process is to come back as soon as it is asleep.
     is_called: bool,
     /// The process is on its own as soon as it is awake.
@@ -46,6 +48,11 @@ impl Sleeper {
     /// Whether a call of the program waits for the way back.
     pub(super) fn is_wanted(&self) -> bool {
         self.wanted_since.is_some()
+    }
+
+    /// The process registers in this version of the protocol.
+    pub(super) fn registers(&mut self, version: u16) {
+        self.is_older = version < SLEEP;
     }
 
     /// The time from which the silence of the scheduler counts that began at `since`. `None`: nothing waits for it.
@@ -152,7 +159,9 @@ impl Machine {
 
     /// The process is awake: what was kept has its effect.
     fn go_on(&mut self, now: Duration) {
-        let Sleeper { is_alone, kept, .. } = std::mem::take(&mut self.sleeper);
+        let is_older = self.sleeper.is_older;
+        let Sleeper { is_alone, kept, .. } =
+            std::mem::replace(&mut self.sleeper, Sleeper { is_older, ..Sleeper::default() });
         for message in kept {
             self.message(message, now);
         }
@@ -171,11 +180,16 @@ impl Machine {
         }
     }
 
+    /// Asks for the way back, once on each connection.
     fn say_wanted(&mut self) {
         let is_new = self.sleeper.stage == Stage::Asleep && self.sleeper.is_wanted() && !self.sleeper.is_said;
         if is_new && self.connected {
             self.sleeper.is_said = true;
-            self.act(Action::Send(ClientMessage::WakeWanted));
+            if self.sleeper.is_older {
+                self.come_back();
+            } else {
+                self.act(Action::Send(ClientMessage::WakeWanted));
+            }
         }
     }
 

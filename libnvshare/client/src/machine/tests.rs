@@ -1,7 +1,7 @@
 mod sleeping;
 
 use super::*;
-use nvshare_proto::GpuUuid;
+use nvshare_proto::{GpuUuid, VERSION};
 
 const GPU: GpuUuid = GpuUuid([1; 16]);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -356,7 +356,7 @@ fn a_process_that_was_stopped_takes_no_scheduler_for_silent() {
 #[test]
 fn a_program_that_waits_for_an_answer_says_so_once_after_a_second() {
     let mut starting = Client::new();
-    starting.feed(Input::Registering);
+    starting.feed(Input::Registering { version: VERSION });
     assert_eq!(starting.tick(900, 0, 0), []);
     assert_eq!(starting.tick(200, 0, 0), [Action::SayWaiting]);
     assert_eq!(starting.tick(1000, 0, 0), []);
@@ -371,7 +371,7 @@ fn a_program_that_waits_for_an_answer_says_so_once_after_a_second() {
 #[test]
 fn a_gate_that_opened_before_the_answer_to_register_is_registered_as_it_is() {
     let mut client = Client::new();
-    client.feed(Input::Registering);
+    client.feed(Input::Registering { version: VERSION });
     assert_eq!(
         client.wait(MS(5000)),
         [Action::SayWaiting, Action::Reconnect, Action::StopMetering, Action::Begin { anyway: false }]

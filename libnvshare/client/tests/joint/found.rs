@@ -5,7 +5,7 @@ use nvshare_client::{Done, MoverOrder, Session};
 use nvshare_core::Gang;
 use nvshare_proto::{
     ClientMessage, ComputeLimit, Enforcement, Epoch, GpuUuid, InitialState, MemoryMode, SchedulerMessage,
-    TenantSettings, Wishes,
+    TenantSettings, VERSION, Wishes,
 };
 
 use crate::library::{GateState, Library};
@@ -218,7 +218,7 @@ fn a_thread_that_slept_while_the_gate_was_open_asks_again() {
     let mut library = Library::new([terms].into_iter());
     let mut session = Session::new(MS(0));
     (library.is_connected, library.is_asleep) = (true, true);
-    session.register(&mut library, MS(0));
+    session.register(&mut library, VERSION, MS(0));
     let epoch = Epoch { boot: 1, counter: 1 };
     for message in [
         SchedulerMessage::Registered { client: 1, hold: InitialState::Parked },

@@ -1,5 +1,7 @@
 //! Processes that go off the card and come back.
 
+use nvshare_proto::SLEEP;
+
 use super::*;
 
 fn said(message: ClientMessage) -> Action {
@@ -106,7 +108,7 @@ fn the_next_scheduler_is_told_that_it_sleeps_and_what_waits() {
     let mut client = asleep();
     client.feed(Input::CallsWaiting);
     client.feed(Input::Lost);
-    client.feed(Input::Registering);
+    client.feed(Input::Registering { version: VERSION });
     assert_eq!(
         client.hear(registered(InitialState::Parked)),
         [said(ClientMessage::Asleep), said(ClientMessage::WakeWanted)]
@@ -117,6 +119,27 @@ fn the_next_scheduler_is_told_that_it_sleeps_and_what_waits() {
         let woken = [said(ClientMessage::Asleep), Action::Post(MoverOrder::Wake)];
         assert_eq!(client.hear(registered(hold)), woken, "{hold:?}");
         assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }), "{hold:?}");
+    }
+}
+
+#[test]
+fn a_scheduler_that_is_older_than_sleep_is_not_asked_for_the_way_back() {
+    let registered = || SchedulerMessage::Registered { client: 2, hold: InitialState::Parked };
+    for calls_first in [true, false] {
+        let mut client = asleep();
+        client.feed(Input::Lost);
+        let mut woken = Vec::new();
+        if calls_first {
+            client.feed(Input::CallsWaiting);
+        }
+        client.feed(Input::Registering { version: SLEEP - 1 });
+        woken.extend(client.hear(registered()));
+        if !calls_first {
+            assert!(!woken.contains(&Action::Post(MoverOrder::Wake)), "nothing waits");
+            woken.extend(client.feed(Input::CallsWaiting));
+        }
+        assert!(woken.contains(&Action::Post(MoverOrder::Wake)), "{woken:?}");
+        assert!(!woken.contains(&said(ClientMessage::WakeWanted)), "{woken:?}");
     }
 }
 
