@@ -28,6 +28,9 @@ pub const MIN_QUANTUM: Duration = Duration::from_millis(10);
 /// Longest quantum that a scheduler accepts.
 pub const MAX_QUANTUM: Duration = Duration::from_secs(86_400);
 
+/// Shortest time after which a client goes off the card by itself: to go and come back takes a second.
+pub const MIN_SLEEP_AFTER: Duration = Duration::from_secs(1);
+
 /// The text is not a value of the expected kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a {what}; accepted: {accepted}")]
@@ -116,6 +119,18 @@ pub fn parse_rule(text: &str) -> Result<QuantumRule, ParseError> {
 /// As [`parse_quantum`].
 pub fn parse_grace(text: &str) -> Result<Duration, ParseError> {
     parse_seconds(text, "grace time")
+}
+
+/// Reads the time, in seconds with fractions, after which a client without work goes off the card by itself.
+///
+/// # Errors
+/// When the text is not a number from 1 to [`MAX_QUANTUM`].
+pub fn parse_sleep_after(text: &str) -> Result<Duration, ParseError> {
+    let what = "time to sleep after";
+    let long_enough = |time: &Duration| *time >= MIN_SLEEP_AFTER;
+    let accepted = "seconds from 1 to 86400, fractions allowed";
+    let error = || ParseError { text: text.to_owned(), what, accepted };
+    parse_seconds(text, what).ok().filter(long_enough).ok_or_else(error)
 }
 
 /// Reads a weight.

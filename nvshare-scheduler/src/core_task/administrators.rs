@@ -49,9 +49,6 @@ impl CoreTask {
                 self.bound_job(job, now);
                 Ok((format!("job {job}: {said}"), Some(change)))
             }),
-            AdminRequest::Sleep { client } if self.too_old_to_sleep.contains(&client) => Err(format!(
-                "client {client} cannot sleep: its library is older; its program has to be started again"
-            )),
             AdminRequest::Sleep { client } => self.core.sleep(client, now).map(|text| (text, None)),
             AdminRequest::Wake { client } => self.core.wake(client, now).map(|text| (text, None)),
             AdminRequest::On => {

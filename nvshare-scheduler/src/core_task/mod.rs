@@ -67,8 +67,6 @@ pub(crate) struct CoreTask {
     seated: BTreeMap<ClientId, SeatName>,
     /// How clients get device memory.
     memory_modes: BTreeMap<ClientId, MemoryMode>,
-    /// Clients whose libraries speak a version without sleep.
-    too_old_to_sleep: BTreeSet<ClientId>,
     /// The GPUs that clients used when NVML was last asked.
     gpus_in_use: BTreeSet<GpuUuid>,
     /// Requests for the status that are not answered yet.
@@ -110,7 +108,6 @@ impl CoreTask {
             outgoing: BTreeMap::new(),
             pids: BTreeMap::new(),
             look_at_stopped: None,
-            too_old_to_sleep: BTreeSet::new(),
             gpus_in_use: BTreeSet::new(),
             waiting: Vec::new(),
             asked_counters: None,
@@ -250,9 +247,6 @@ impl CoreTask {
         // memory as its own.
         self.pids.extend(identity.pid.map(|pid| (client, pid)));
         self.memory_modes.insert(client, register.memory);
-        if version < SLEEP {
-            self.too_old_to_sleep.insert(client);
-        }
         if let Some(name) = seat {
             self.seats.came(name);
             self.seated.insert(client, name);
@@ -267,6 +261,12 @@ impl CoreTask {
             seats::keep_own_wishes(&mut register.asked, before);
         }
         self.core.handle(Event::Registered { client, identity, register }, now);
+        // It does not know the order, and would not say so.
+        if version < SLEEP {
+            let reason = "its library is older; its program has to be started again".to_owned();
+            let message = ClientMessage::CannotSleep { reason, for_good: true };
+            self.core.handle(Event::Message { client, message }, now);
+        }
         if let Some(before) = before {
             self.core.replace_limits(client, before.memory.unwrap_or(0), now);
         }
@@ -304,7 +304,6 @@ impl CoreTask {
         self.processes.retain(|id, _| shown.contains(id));
         self.seated.retain(|id, _| shown.contains(id));
         self.memory_modes.retain(|id, _| shown.contains(id));
-        self.too_old_to_sleep.retain(|id| shown.contains(id));
     }
 
     /// Answers a reader of metrics.

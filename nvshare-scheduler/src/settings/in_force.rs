@@ -83,6 +83,7 @@ impl Options {
             gpus: shared.gpu.into_iter().map(|(gpu, own)| (gpu, own.into())).collect(),
             ..Config::default()
         };
+        config.sleep_after = shared.sleep_after.map(|time| time.0);
         config.grace = shared.grace.map_or(config.grace, |grace| grace.0);
         if let Some(rule) = shared.tq {
             config.set_rule(None, rule.0.into());
@@ -181,6 +182,11 @@ mod tests {
         assert_eq!((plain.clients, chosen.clients), ("/a".into(), "/b".into()));
         assert_eq!((plain.log, chosen.log), (tracing::Level::WARN, tracing::Level::DEBUG));
         assert_eq!(chosen.config.grace, Duration::from_secs(3));
+        let sleep_after = |arguments: &[&str], text| settings(arguments, text).config.sleep_after;
+        assert_eq!(sleep_after(&[], ""), None);
+        assert_eq!(sleep_after(&[], "sleep-after = 600"), Some(Duration::from_secs(600)));
+        let overruled = sleep_after(&["--sleep-after", "1.5"], "sleep-after = 600");
+        assert_eq!(overruled, Some(Duration::from_millis(1500)));
         assert_eq!(settings(&["--gpu-memory", "8g"], text).config.reserve, None, "an option makes it void");
         let config = settings(&["--reserve", "1g"], "gpu-memory = \"8g\"").config;
         assert_eq!((config.gpu_memory, config.reserve), (None, Some(GIB)));
@@ -223,6 +229,10 @@ mod tests {
             &["--gpu-memory", "0"],
             &["--gpu-memory", "4"],
             &["--grace", "0"],
+            &["--sleep-after", "0"],
+            &["--sleep-after", "-5"],
+            &["--sleep-after", "0.5"],
+            &["--sleep-after", "1 hour"],
             &["--tq", "0"],
             &["--tq", "auto 5"],
             &["--tq", "auto 95% 30"],

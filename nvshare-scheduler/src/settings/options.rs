@@ -9,7 +9,7 @@ use clap::{Args, Parser};
 use nvshare_core::Exchange;
 use nvshare_proto::{GpuUuid, env as names};
 
-use super::values::{Grace, HowTogether, Level, Memory, Size, Tq, path, text};
+use super::values::{Grace, HowTogether, Level, Memory, Size, SleepAfter, Tq, path, text};
 use crate::gpus;
 use crate::metrics::Address;
 
@@ -100,6 +100,11 @@ pub(super) struct Shared {
     #[arg(long, value_name = "SECONDS")]
     pub(super) grace: Option<Grace>,
 
+    /// A program with NVSHARE_SLEEP=1 that has had no work for this long, in seconds, goes off the GPU by itself where others lack
+    /// memory [default: none does]
+    #[arg(long, value_name = "SECONDS")]
+    pub(super) sleep_after: Option<SleepAfter>,
+
     /// Level of the log: error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub(super) log: Option<Level>,
@@ -131,6 +136,7 @@ impl Shared {
             exclusive: self.exclusive || below.exclusive,
             together: self.together.or(below.together),
             grace: self.grace.or(below.grace),
+            sleep_after: self.sleep_after.or(below.sleep_after),
             log: self.log.or(below.log),
             metrics: self.metrics.or(below.metrics),
             // Only a file has it.

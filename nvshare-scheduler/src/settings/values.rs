@@ -35,6 +35,7 @@ macro_rules! written {
 
 written!(Tq, QuantumRule, units::parse_rule, units::ParseError, "seconds, or auto");
 written!(Grace, Duration, units::parse_grace, units::ParseError, "seconds");
+written!(SleepAfter, Duration, units::parse_sleep_after, units::ParseError, "seconds");
 written!(Size, u64, units::parse_bytes, units::ParseError, "a size");
 written!(Memory, u64, units::parse_limit, String, "a size");
 written!(HowTogether, Together, together, String, "measure or always");

@@ -15,8 +15,12 @@ struct Asleep {
 
 impl Asleep {
     fn start() -> Self {
+        Self::with(&["--tq", "1"])
+    }
+
+    fn with(options: &[&str]) -> Self {
         let world = World::with_memory("swap", &CARD);
-        let scheduler = Scheduler::start(&world, &["--tq", "1"]);
+        let scheduler = Scheduler::start(&world, options);
         Self { world, scheduler }
     }
 
@@ -98,6 +102,27 @@ fn an_administrator_sends_an_idle_program_to_sleep_and_its_next_call_wakes_it() 
     asleep.sleep(&guest);
     asleep.go();
     expect_all_done(guest);
+}
+
+/// Not all memory of the programs fits. One that works on stays.
+#[test]
+fn idle_programs_go_to_sleep_by_themselves_and_their_next_calls_wake_them() {
+    let asleep = Asleep::with(&["--tq", "1", "--gpu-memory", "80MiB", "--sleep-after", "1"]);
+    let guests = ["event_query", "copy"].map(|call| asleep.guest(call, &[]));
+    let stays = asleep.guest("launch", &[("NVSHARE_SLEEP", "0")]);
+    let busy = Program::workload(&asleep.world, "busy", "--memory 64MiB --block 64MiB --full-check");
+    let busy = busy.env("NVSHARE_SLEEP", "1").until_told().start();
+    guests.iter().for_each(|guest| asleep.until(guest, ClientState::Asleep));
+    wait_until("one says why it stays", || asleep.scheduler.log().contains("NVSHARE_SLEEP is not 1"));
+    let has_gone = |guest: &Running| {
+        let id = Scheduler::status(&asleep.world).client(guest.pid()).client;
+        asleep.scheduler.log().contains(&format!("client {id} is asleep"))
+    };
+    assert!(!has_gone(&busy) && !has_gone(&stays), "{}", asleep.scheduler.log());
+    asleep.go();
+    guests.into_iter().chain([stays]).for_each(expect_all_done);
+    asleep.world.stop();
+    busy.finish().intact();
 }
 
 #[test]

@@ -27,6 +27,7 @@ impl Books {
             self.adopt(id, epoch);
             self.send(id, SchedulerMessage::SchedOn { epoch });
         }
+        self.follow_all_rests();
         "scheduling is on".to_owned()
     }
 
@@ -103,6 +104,7 @@ impl Books {
     /// of its start.
     pub(crate) fn configure(&mut self, config: Config) {
         self.replace_config(config);
+        self.follow_all_rests();
         for uuid in self.state().gpu_uuids() {
             let rule = self.state().config().rule(uuid);
             let configure = |gpu: &mut Gpu| {

@@ -24,6 +24,7 @@ impl Books {
         }
         self.admit(client, identity, hold);
         self.follow_gang(id);
+        self.follow_rest(id);
     }
 
     /// The state in which a client begins, by the gate that it has.

@@ -19,6 +19,7 @@ impl Books {
         self.on_stopped(id, false);
         // None: the connection has ended meanwhile.
         let Some(phase) = self.state().phase(id) else { return };
+        self.note_message(id, &message);
         match message {
             ClientMessage::Usage(usage) => self.on_usage(id, usage),
             ClientMessage::Counters(counters) => self.on_counters(id, counters),
@@ -50,7 +51,7 @@ impl Books {
             ClientMessage::Idle { epoch } => match phase {
                 Phase::Running { epoch: current } if current == epoch => {
                     self.note_sleep(id);
-                    self.change_client(id, |client| client.rest(epoch, now));
+                    self.change_client(id, |client| client.idle(epoch, now));
                 }
                 // The client was asked to leave meanwhile: an idle client has nothing left to drain.
                 Phase::Dropping { epoch: current, .. } if current == epoch => self.park(id, phase),
@@ -147,6 +148,10 @@ impl Books {
         let is_to_sleep = self.state().client(id).is_some_and(|client| client.sleep.is_ordered());
         if is_to_sleep && usage.allocated > has {
             self.stays_awake(id, "it allocates memory");
+        }
+        if usage.allocated != has {
+            let now = self.state().now();
+            self.change_rest(id, |rest| rest.interrupt(now));
         }
         let total_changed = self.change_client(id, |client| {
             let account =

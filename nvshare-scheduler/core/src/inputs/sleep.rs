@@ -6,6 +6,7 @@ use nvshare_proto::{EventKind, SchedulerMessage};
 
 use crate::policy::sleep::MAX_WAIT_FOR_IDLE;
 use crate::state::client::{ClientId, Phase};
+use crate::state::rest::Rest;
 use crate::state::sleep::Sleep;
 use crate::steps::books::Books;
 
@@ -27,12 +28,18 @@ impl Books {
         if let Some(why) = self.state().client(id).and_then(|client| self.state().why_no_sleep(client)) {
             return Err(format!("{who} cannot sleep: {why}"));
         }
+        self.change_rest(id, |rest| rest.is_cause = false);
+        self.order_to_go(id);
+        Ok(format!("{who} goes to sleep; any call of its program wakes it"))
+    }
+
+    /// Begins to have a client go off the card, which can.
+    pub(crate) fn order_to_go(&mut self, id: ClientId) {
         let since = self.state().now();
         self.change_client(id, |client| client.sleep = Sleep::Ordered { since, evicted: false });
         // One that has the lock is told that it is waited for, and says when it does nothing.
         self.agenda_mut().tell_later([id]);
         self.agenda_mut().follow_sleeper_at(since + MAX_WAIT_FOR_IDLE, id);
-        Ok(format!("{who} goes to sleep; any call of its program wakes it"))
     }
 
     /// Has a client come back to the card, or takes back that it was to go.
@@ -118,6 +125,7 @@ impl Books {
     /// A call waits in a process that is off the card.
     pub(crate) fn on_wake_wanted(&mut self, id: ClientId, phase: Phase) {
         self.on_asleep(id, phase);
+        self.change_rest(id, Rest::note_in_vain);
         if self.state().client(id).is_some_and(|client| client.sleep == Sleep::Away) {
             self.want_to_wake(id);
         }
@@ -139,6 +147,9 @@ impl Books {
             gpu.size.overhead = gpu.size.overhead.saturating_add(account.overhead());
         });
         self.report_mut().info(format!("client {id} is awake again, after {:.3} s", took.as_secs_f64()));
+        let now = self.state().now();
+        self.change_rest(id, |rest| rest.interrupt(now));
+        self.follow_rest(id);
         self.catch_up_with_scheduling(id);
     }
 

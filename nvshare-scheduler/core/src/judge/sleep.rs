@@ -1,14 +1,58 @@
 //! Sleep: what a client that is to go off the card waits for, and whether one may come back.
 
+use std::time::Duration;
+
 use nvshare_proto::{Amount, MemoryMode};
 
-use crate::policy::sleep::{self, Candidate, Step};
+use crate::policy::sleep::{self, Candidate, RestStep, Resting, Step};
 use crate::state::State;
 use crate::state::client::{Client, ClientId, Phase};
 use crate::state::gpu::{CapacitySource, Gpu};
 use crate::state::sleep::Sleep;
 
 impl State {
+    /// Whether a client could go off the card at some time, as far as is known.
+    pub(crate) fn may_ever_sleep(&self, client: &Client) -> bool {
+        client.memory == MemoryMode::Swap && client.never_sleeps.is_none()
+    }
+
+    /// Whether a client was told to go off the card, and may be expected to.
+    pub(crate) fn is_going(&self, id: ClientId) -> bool {
+        match self.client(id).map(|client| client.sleep) {
+            Some(Sleep::Ordered { .. }) => true,
+            Some(Sleep::Told { since, .. }) => self.now().saturating_sub(since) < self.config().grace,
+            _ => false,
+        }
+    }
+
+    /// Returns what is done about a client that may have rested for long enough, or `None` if clients do not go by themselves, or this
+    /// one never can.
+    pub(crate) fn next_step_of_rest(&self, client: &Client, is_another_going: bool) -> Option<RestStep> {
+        let after = self.config().sleep_after.filter(|_| self.may_ever_sleep(client))?;
+        // Work that it has or waits for now is heard of later, if at all.
+        let may_go = self.why_no_sleep(client).is_none();
+        Some(sleep::next_step_of_rest(Resting {
+            rested: if may_go { self.now().saturating_sub(client.rest.since) } else { Duration::ZERO },
+            after,
+            in_vain: client.rest.in_vain,
+            is_gate_open: client.phase().is_running_or_draining(),
+            is_asked: client.rest.is_asked,
+            owes_answer: client.notes.asked_counters,
+            is_in_the_way: client
+                .accounts
+                .keys()
+                .filter_map(|uuid| self.gpu(*uuid))
+                .any(|gpu| self.is_crowded(gpu)),
+            is_another_going,
+        }))
+    }
+
+    /// Whether not all memory of clients fits a GPU, or their contexts take more of it than is left to them.
+    fn is_crowded(&self, gpu: &Gpu) -> bool {
+        gpu.ledger.sums().allocated > u128::from(gpu.capacity)
+            || self.config().has_many_contexts(gpu.uuid, gpu.size)
+    }
+
     /// Returns the reason why a client cannot be ordered to sleep.
     pub(crate) fn why_no_sleep(&self, client: &Client) -> Option<String> {
         let said = |text: &str| Some(text.to_owned());

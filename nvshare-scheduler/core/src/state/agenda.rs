@@ -20,8 +20,10 @@ pub(crate) struct Agenda {
     woken: BTreeSet<ClientId>,
     /// Clients that are to sleep, or to wake, of which something has changed.
     sleepers: BTreeSet<ClientId>,
-    /// When such clients are looked at if nothing of them has changed.
+    /// When such clients, and those that may have rested for long enough, are looked at if nothing of them has changed.
     sleepers_due: BTreeSet<(Time, ClientId)>,
+    /// The client that was last told to go off the card by itself.
+    going_by_itself: Option<ClientId>,
     /// Clients for which the answer whether a client waits for what they hold may have changed.
     to_tell: BTreeSet<ClientId>,
     /// Clients that wait and whose place moves by itself, and in which event it was brought up to date.
@@ -98,6 +100,14 @@ impl Agenda {
             self.sleepers_due.remove(&(time, id));
             Some(id)
         })
+    }
+
+    pub(crate) fn going_by_itself(&self) -> Option<ClientId> {
+        self.going_by_itself
+    }
+
+    pub(crate) fn set_going_by_itself(&mut self, id: ClientId) {
+        self.going_by_itself = Some(id);
     }
 
     /// Queues WAITERS for these clients until the end of the event. They are told whether a client waits for

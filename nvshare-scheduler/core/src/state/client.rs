@@ -8,6 +8,7 @@ use nvshare_proto::{ClientState, Counters, Epoch, GpuUuid, MemoryMode, Register,
 use crate::Time;
 use crate::policy::rhythm::Rhythm;
 use crate::state::account::{Account, Rates};
+use crate::state::rest::Rest;
 use crate::state::sleep::Sleep;
 use crate::state::virtual_time::OncePerEvent;
 
@@ -243,6 +244,7 @@ pub(crate) struct Client {
     pub(crate) sleep: Sleep,
     /// Why the process cannot leave the card as long as it lives.
     pub(crate) never_sleeps: Option<String>,
+    pub(crate) rest: Rest,
     pub(crate) notes: Notes,
 }
 
@@ -301,6 +303,7 @@ impl Client {
             may_go_on_until: None,
             sleep: Sleep::No,
             never_sleeps: None,
+            rest: Rest::since(now),
             notes: Notes::default(),
         }
     }
@@ -381,8 +384,8 @@ impl Client {
         self.phase = Phase::Drained;
     }
 
-    /// Rests the client, which has closed its own gate. It keeps its place until another client takes it.
-    pub(crate) fn rest(&mut self, epoch: Epoch, since: Time) {
+    /// Lets the client be idle, which has closed its own gate. It keeps its place until another client takes it.
+    pub(crate) fn idle(&mut self, epoch: Epoch, since: Time) {
         self.phase = Phase::Idle { epoch, since };
     }
 

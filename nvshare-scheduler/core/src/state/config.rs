@@ -48,6 +48,8 @@ pub struct Config {
     pub exchange: Exchange,
     /// After this long without an answer, a client is reported as stuck.
     pub grace: Duration,
+    /// A client that has had no work for this long goes off the card by itself where others lack memory; none: never.
+    pub sleep_after: Option<Duration>,
     /// When clients come back from an earlier scheduler, nobody is granted anything for this long after the
     /// start. The scheduler must know all clients that run before it gives their memory away.
     pub settle: Duration,
@@ -68,6 +70,7 @@ impl Default for Config {
             together: Together::default(),
             exchange: Exchange::default(),
             grace: Duration::from_secs(10),
+            sleep_after: None,
             settle: Duration::ZERO,
             restarted: false,
         }
@@ -144,6 +147,11 @@ impl Config {
     fn reserve(&self, gpu: GpuUuid, available: u64) -> u64 {
         let own = self.gpus.get(&gpu).and_then(|own| own.reserve);
         own.or(self.reserve).unwrap_or((1536 * MIB).min(available / 8))
+    }
+
+    /// Whether contexts and modules take more of a GPU than is left to them: see [`capacity`].
+    pub(crate) fn has_many_contexts(&self, gpu: GpuUuid, size: CapacityFigures) -> bool {
+        size.overhead > self.reserve(gpu, size.available) / 2
     }
 
     /// Returns a GPU as a process finds it that comes back to the card; the others on their way back need

@@ -17,6 +17,7 @@ pub(crate) mod gpu;
 pub(crate) mod ledger;
 pub(crate) mod overdue;
 pub(crate) mod place;
+pub(crate) mod rest;
 pub(crate) mod rule;
 pub(crate) mod share;
 pub(crate) mod shares;
@@ -29,7 +30,7 @@ pub(crate) mod virtual_time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nvshare_proto::{Epoch, GpuUuid};
+use nvshare_proto::{ClientMessage, Epoch, GpuUuid};
 
 use crate::Time;
 use account::Account;
@@ -37,6 +38,7 @@ use client::{Client, ClientId, GangId, Notes, Phase};
 use config::Config;
 use gangs::Members;
 use gpu::Gpu;
+use rest::Rest;
 use terms::Jobs;
 
 /// See the module's documentation. All can be read by everybody. Changes go through the methods of this room,
@@ -220,6 +222,18 @@ impl State {
     /// Changes what is noted of a client. Returns what the change returns, or `None` if the client is gone.
     pub(crate) fn change_notes<T>(&mut self, id: ClientId, note: impl FnOnce(&mut Notes) -> T) -> Option<T> {
         self.clients.get_mut(&id).map(|client| note(&mut client.notes))
+    }
+
+    /// Changes the rest of a client, on which no ledger depends. Returns what the change returns, or `None` if the client is gone.
+    pub(crate) fn change_rest<T>(&mut self, id: ClientId, change: impl FnOnce(&mut Rest) -> T) -> Option<T> {
+        self.clients.get_mut(&id).map(|client| change(&mut client.rest))
+    }
+
+    /// Lets the rest of a client hear what the client says.
+    pub(crate) fn note_message(&mut self, id: ClientId, message: &ClientMessage) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.rest.hear(message, &client.notes.counters, self.now);
+        }
     }
 
     /// Notes that a client is told whether others wait for what it holds. Returns whether that is news.

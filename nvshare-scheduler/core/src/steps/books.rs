@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use nvshare_proto::{ClientStatus, Epoch, EventKind, GpuUuid, SchedulerMessage};
+use nvshare_proto::{ClientMessage, ClientStatus, Epoch, EventKind, GpuUuid, SchedulerMessage};
 
 use crate::Time;
 use crate::report::Report;
@@ -21,6 +21,7 @@ use crate::state::client::{Client, ClientId, Gang, GangId, Notes};
 use crate::state::config::Config;
 use crate::state::gangs::Members;
 use crate::state::gpu::Gpu;
+use crate::state::rest::Rest;
 use crate::state::terms::Jobs;
 
 /// See the module's documentation. The other steps read the [`State`], and get at all that they change by the
@@ -114,6 +115,16 @@ impl Books {
     /// Changes the notes of a client: what it says of itself, or what was said of it, and no ledger has.
     pub(crate) fn change_notes<T>(&mut self, id: ClientId, note: impl FnOnce(&mut Notes) -> T) -> Option<T> {
         self.state.change_notes(id, note)
+    }
+
+    /// Changes the rest of a client, which no ledger has.
+    pub(crate) fn change_rest<T>(&mut self, id: ClientId, change: impl FnOnce(&mut Rest) -> T) -> Option<T> {
+        self.state.change_rest(id, change)
+    }
+
+    /// Notes what a message of a client means for its rest.
+    pub(crate) fn note_message(&mut self, id: ClientId, message: &ClientMessage) {
+        self.state.note_message(id, message);
     }
 
     /// Tells a client whether others wait for what it holds, if that is news.

@@ -12,6 +12,7 @@
 //! | a limit is used up, a client is paused | [`enforce`] |
 //! | jobs' progress is measured | [`measure`] |
 //! | clients go off the card and come back | [`sleep`] |
+//! | clients that rested go off the card by themselves | [`rest`] |
 //! | clients that fitted together do so no more | [`outgrown`] |
 //! | an allocation waits for room | [`room`] |
 //! | GPUs are looked at in rounds | [`reconcile`], [`round`] |
@@ -28,6 +29,7 @@ pub(crate) mod measure;
 pub(crate) mod outgrown;
 pub(crate) mod overdue;
 pub(crate) mod reconcile;
+pub(crate) mod rest;
 pub(crate) mod room;
 pub(crate) mod round;
 pub(crate) mod sizes;

@@ -10,6 +10,7 @@ use crate::report::warnings::Topic;
 use crate::state::account::EvictOrder;
 use crate::state::client::{Client, ClientId, Phase};
 use crate::state::gpu::{CapacityFigures, CapacitySource};
+use crate::state::rest::Rest;
 use crate::state::sleep::Sleep;
 use crate::steps::books::Books;
 
@@ -22,6 +23,10 @@ impl Books {
             let Some(client) = self.state().client(id) else { continue };
             if client.sleep == Sleep::Away && client.wants {
                 self.want_to_wake(id);
+                continue;
+            }
+            if client.sleep == Sleep::No {
+                self.look_at_rest(id);
                 continue;
             }
             match self.state().next_step_to_sleep(client) {
@@ -64,6 +69,8 @@ impl Books {
     /// Ends the order to sleep.
     pub(crate) fn stays_awake(&mut self, id: ClientId, why: &str) {
         self.change_client(id, |client| client.sleep = Sleep::No);
+        self.change_rest(id, Rest::note_in_vain);
+        self.follow_rest(id);
         self.agenda_mut().tell_later([id]);
         self.emit(EventKind::StaysAwake, id, None);
         self.report_mut().info(format!("client {id} does not go to sleep: {why}"));

@@ -1,5 +1,7 @@
 //! Clients whose processes go off the card, and come back when there is room for what they had there.
 
+mod rest;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use nvshare_core::{Config, Event, Gang, Identity, Measured};
