@@ -218,6 +218,12 @@ impl Core {
         self.state().is_measuring()
     }
 
+    /// Whether a client is to leave a GPU with all of its process, or has left it: the GPU's free memory is to be measured.
+    #[must_use]
+    pub fn has_sleepers(&self, gpu: GpuUuid) -> bool {
+        self.state().has_sleepers(gpu)
+    }
+
     /// Returns the clients whose processes are stopped, or may be stopped to the harm of others. The caller
     /// looks at them now and then.
     #[must_use]

@@ -345,11 +345,12 @@ impl CoreTask {
         }
     }
 
-    /// Asks NVML about GPUs that clients have begun to use.
+    /// Asks NVML about GPUs that clients have begun to use. Where clients may fill a fixed amount, only sleepers need its answer: to come
+    /// back, they need memory that is free.
     fn look_at_new_gpus(&mut self) {
         let in_use = self.core.gpus_in_use();
         for &gpu in in_use.difference(&self.gpus_in_use) {
-            if self.config.fixed_memory(gpu).is_none() {
+            if self.config.fixed_memory(gpu).is_none() || self.core.has_sleepers(gpu) {
                 self.nvml.ask(gpu);
             }
         }

@@ -70,7 +70,7 @@ impl Books {
             // A process on its way from or to the card has a part of what it needs.
             if !keeps_still {
                 let holds_still = !is_moving && account.evict_order.is_none();
-                account.record_measurement(listed.unwrap_or(0), memory, holds_still, now);
+                account.record_measurement(listed, memory, holds_still, now);
             }
             let unseen = seen.map_or(0, |seen| account.uncharge_unseen(seen, memory));
             size.overhead += if is_off_card { 0 } else { account.overhead() };

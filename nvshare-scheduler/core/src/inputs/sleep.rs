@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nvshare_proto::{EventKind, SchedulerMessage};
 
-use crate::policy::sleep::MAX_WAIT_FOR_IDLE;
+use crate::policy::sleep::{MAX_WAIT_FOR_IDLE, MAX_WAIT_FOR_LOOK};
 use crate::state::client::{ClientId, Phase};
 use crate::state::rest::Rest;
 use crate::state::sleep::Sleep;
@@ -40,6 +40,7 @@ impl Books {
         // One that has the lock is told that it is waited for, and says when it does nothing.
         self.agenda_mut().tell_later([id]);
         self.agenda_mut().follow_sleeper_at(since + MAX_WAIT_FOR_IDLE, id);
+        self.agenda_mut().follow_sleeper_at(since + MAX_WAIT_FOR_LOOK, id);
     }
 
     /// Has a client come back to the card, or takes back that it was to go.
@@ -101,6 +102,7 @@ impl Books {
         });
         self.change_each_gpu_of(id, |gpu, account| {
             gpu.size.overhead = gpu.size.overhead.saturating_sub(account.overhead());
+            account.keep_most_seen();
         });
         let needs = self.state().needs_to_return(id);
         self.emit_with(EventKind::Asleep, id, Some(needs), took);
@@ -145,6 +147,9 @@ impl Books {
         });
         self.change_each_gpu_of(id, |gpu, account| {
             gpu.size.overhead = gpu.size.overhead.saturating_add(account.overhead());
+            // The next one to come back is judged before anybody measures again.
+            let taken = gpu.needs_to_return(account).saturating_add(account.room);
+            gpu.size.free = gpu.size.free.map(|free| free.saturating_sub(taken));
         });
         self.report_mut().info(format!("client {id} is awake again, after {:.3} s", took.as_secs_f64()));
         let now = self.state().now();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nvshare_proto::{Amount, MemoryMode};
+use nvshare_proto::{Amount, GpuUuid, MemoryMode};
 
 use crate::policy::sleep::{self, Candidate, RestStep, Resting, Step};
 use crate::state::State;
@@ -14,6 +14,11 @@ impl State {
     /// Whether a client could go off the card at some time, as far as is known.
     pub(crate) fn may_ever_sleep(&self, client: &Client) -> bool {
         client.memory == MemoryMode::Swap && client.never_sleeps.is_none()
+    }
+
+    /// Whether a client of a GPU is to go off the card, or has gone.
+    pub(crate) fn has_sleepers(&self, gpu: GpuUuid) -> bool {
+        self.clients().any(|client| client.sleep != Sleep::No && client.accounts.contains_key(&gpu))
     }
 
     /// Whether a client was told to go off the card, and may be expected to.
@@ -85,9 +90,9 @@ impl State {
     /// Returns what is done about a client that is ordered to sleep, or `None` if it is not.
     pub(crate) fn next_step_to_sleep(&self, client: &Client) -> Option<Step> {
         let Sleep::Ordered { since, evicted } = client.sleep else { return None };
-        let is_measured = client.accounts.iter().all(|(uuid, account)| {
+        let is_seen = client.accounts.iter().all(|(uuid, account)| {
             let nobody_measures = self.gpu(*uuid).is_none_or(|gpu| gpu.source != CapacitySource::Certain);
-            nobody_measures || account.is_measured_since(since)
+            nobody_measures || account.is_seen_since(since)
         });
         let accounts = || client.accounts.values();
         let phase = client.phase();
@@ -101,7 +106,7 @@ impl State {
             is_asked: accounts().any(|account| account.evict_order.is_some()),
             movable: accounts().fold(0, |sum, account| sum.saturating_add(account.movable())),
             was_asked: evicted,
-            is_measured,
+            is_seen,
         }))
     }
 
@@ -120,18 +125,22 @@ impl State {
         })
     }
 
-    /// Whether a client that is to come back is the first on each of its GPUs, and has a place there.
+    /// Whether a client that is to come back is the next on each of its GPUs, and has a place there. One that has found none for a
+    /// while keeps no others off the card: what is in its way may stay.
     pub(crate) fn may_wake(&self, client: &Client) -> bool {
+        let Sleep::Wanted { since } = client.sleep else { return false };
+        let passed_over = self.now().checked_sub(self.config().grace).unwrap_or_default();
         client.accounts.keys().filter_map(|uuid| self.gpu(*uuid)).all(|gpu| {
             let sleepers = gpu.ledger.sleepers();
-            let needs = gpu.ledger.entry(client.id).map_or(0, |entry| entry.sleeper.needs);
+            let (needs, own) =
+                gpu.ledger.entry(client.id).map_or((0, 0), |entry| (entry.sleeper.needs, entry.room));
             let card = self.config().card(gpu.uuid, gpu.size, sleepers.needed_by_waking());
             if self.is_scheduling() {
-                let is_first = sleepers.first() == Some(client.id) && !sleepers.is_one_awaited();
-                is_first && card.has_place(needs, gpu.ledger.sums().room)
+                let is_next = sleepers.is_next(client.id, since, passed_over) && !sleepers.is_one_awaited();
+                is_next && card.has_place(needs, own, gpu.ledger.sums().room)
             } else {
                 // Room is not counted: there is nothing but the measurement.
-                card.free.is_none_or(|free| free >= card.waking.saturating_add(needs))
+                card.has_free(needs, own)
             }
         })
     }

@@ -12,6 +12,9 @@ use nvshare_proto::units::saturate;
 /// A client that has the lock has this long to show that it does nothing.
 pub(crate) const MAX_WAIT_FOR_IDLE: Duration = Duration::from_secs(2);
 
+/// A client whose memory has left is shown by NVML within this time, or stays: it is looked at each second.
+pub(crate) const MAX_WAIT_FOR_LOOK: Duration = Duration::from_secs(10);
+
 /// A client that is to sleep.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Candidate {
@@ -21,7 +24,7 @@ pub(crate) struct Candidate {
     pub(crate) runs: bool,
     /// It has the lock and does nothing.
     pub(crate) is_idle: bool,
-    /// How long it has been ordered to sleep.
+    /// How long it has been ordered to sleep, or to give back its room.
     pub(crate) ordered_for: Duration,
     /// It was asked for room and has not answered.
     pub(crate) is_asked: bool,
@@ -29,8 +32,8 @@ pub(crate) struct Candidate {
     pub(crate) movable: u64,
     /// It was asked for all of its room already.
     pub(crate) was_asked: bool,
-    /// Its contexts and modules were measured since it is to sleep, or nobody measures.
-    pub(crate) is_measured: bool,
+    /// Its contexts and modules were seen since its memory has left, or nobody measures.
+    pub(crate) is_seen: bool,
 }
 
 /// The next step with it.
@@ -40,6 +43,8 @@ pub(crate) enum Step {
     StaysAtWork,
     /// Its memory does not leave: it stays on the card.
     StaysFull,
+    /// Nobody knows what it needs to come back: it stays on the card.
+    StaysUnseen,
     /// An answer, or a measurement, comes first.
     Wait,
     /// The lock is taken from it.
@@ -61,7 +66,10 @@ pub(crate) fn next_step(candidate: Candidate) -> Step {
         Candidate { is_asked: true, .. } => Step::Wait,
         Candidate { movable: 1.., was_asked: false, .. } => Step::Evict,
         Candidate { movable: 1.., .. } => Step::StaysFull,
-        Candidate { is_measured: false, .. } => Step::Wait,
+        Candidate { is_seen: false, ordered_for, .. } if ordered_for >= MAX_WAIT_FOR_LOOK => {
+            Step::StaysUnseen
+        }
+        Candidate { is_seen: false, .. } => Step::Wait,
         _ => Step::Tell,
     }
 }
@@ -152,13 +160,20 @@ impl Card {
         [self.reserve / 2, self.overhead, self.waking, needs].into_iter().map(u128::from).sum()
     }
 
-    /// Whether a client that needs so much may come back beside this much room of others. Where nothing was
-    /// measured, nothing is known to be needed, and nothing was given away.
+    /// Whether a client that needs so much may come back beside this much room of all, of which `own` is its own: memory that does
+    /// not move comes with it. Where nothing was measured, nothing is known to be needed, and nothing was given away.
     #[must_use]
-    pub(crate) fn has_place(self, needs: u64, room: u128) -> bool {
+    pub(crate) fn has_place(self, needs: u64, own: u64, room: u128) -> bool {
         needs == 0
             || room.saturating_add(self.taken(needs)) <= u128::from(self.available)
-                && self.free.is_none_or(|free| free >= needs)
+                && self.has_free(needs, own)
+    }
+
+    /// Whether the last measurement left so much to a client, beside those that are on their way back.
+    #[must_use]
+    pub(crate) fn has_free(self, needs: u64, own: u64) -> bool {
+        self.free
+            .is_none_or(|free| u128::from(free) >= [needs, own, self.waking].map(u128::from).iter().sum())
     }
 }
 
@@ -176,7 +191,7 @@ mod tests {
             is_asked: false,
             movable: 0,
             was_asked: false,
-            is_measured: true,
+            is_seen: true,
         };
         for (candidate, step) in [
             (idle, Step::Tell),
@@ -191,8 +206,13 @@ mod tests {
             (Candidate { movable: 5, is_asked: true, was_asked: true, ..idle }, Step::Wait),
             (Candidate { movable: 5, was_asked: true, ..idle }, Step::StaysFull),
             (Candidate { was_asked: true, ..idle }, Step::Tell),
-            (Candidate { is_measured: false, ..idle }, Step::Wait),
-            (Candidate { movable: 5, is_measured: false, ..idle }, Step::Evict),
+            (Candidate { is_seen: false, ..idle }, Step::Wait),
+            (Candidate { is_seen: false, ordered_for: MAX_WAIT_FOR_LOOK, ..idle }, Step::StaysUnseen),
+            (
+                Candidate { is_seen: false, is_asked: true, ordered_for: MAX_WAIT_FOR_LOOK, ..idle },
+                Step::Wait,
+            ),
+            (Candidate { movable: 5, is_seen: false, ..idle }, Step::Evict),
         ] {
             assert_eq!(next_step(candidate), step, "{candidate:?}");
         }
@@ -247,15 +267,17 @@ mod tests {
             (card, 20, 71, false),
             (Card { waking: 10, ..card }, 20, 60, true),
             (Card { waking: 10, ..card }, 20, 61, false),
-            (Card { free: Some(20), ..card }, 20, 70, true),
-            (Card { free: Some(19), ..card }, 20, 70, false),
+            (Card { free: Some(25), ..card }, 20, 70, true),
+            (Card { free: Some(24), ..card }, 20, 70, false),
+            (Card { free: Some(35), waking: 10, ..card }, 20, 60, true),
+            (Card { free: Some(34), waking: 10, ..card }, 20, 60, false),
             // Nothing is known of it.
             (Card { free: Some(0), ..card }, 0, 500, true),
             (card, 90, 0, true),
             (card, 91, 0, false),
             (card, u64::MAX, 1, false),
         ] {
-            assert_eq!(card.has_place(needs, room), may, "{card:?} {needs} {room}");
+            assert_eq!(card.has_place(needs, 5, room), may, "{card:?} {needs} {room}");
         }
     }
 }

@@ -121,7 +121,7 @@ impl State {
         let may_be_seen = |client: &&Client| client.identity.pid.is_some() && !client.sleep.is_off_card();
         let is_news = |client: &Client| {
             let unknown = |account: &Account| match client.sleep {
-                Sleep::Ordered { since, .. } => !account.is_measured_since(since),
+                Sleep::Ordered { since, .. } => !account.is_seen_since(since),
                 _ => !account.is_measured(),
             };
             client.accounts.values().any(|account| unknown(account))

@@ -98,6 +98,8 @@ pub(crate) struct Account {
     looks: u8,
     /// When it was measured last.
     measured_at: Time,
+    /// NVML showed the process at the last look.
+    is_listed: bool,
     /// Bytes that the client reported and that were not measured, at the same looks.
     unseen: [u64; 2],
 }
@@ -156,6 +158,7 @@ impl Account {
             beside: [0; 2],
             looks: 0,
             measured_at: Time::ZERO,
+            is_listed: false,
             unseen: [0; 2],
         };
         account.set_usage(usage);
@@ -202,7 +205,14 @@ impl Account {
     /// beside it is not known while it moves. Managed memory of a program with such memory is taken for a
     /// part of it, so its contexts may count for less than they take. So may those of a client that has lost
     /// room, until that room is tried again.
-    pub(crate) fn record_measurement(&mut self, used: u64, memory: MemoryMode, holds_still: bool, now: Time) {
+    pub(crate) fn record_measurement(
+        &mut self,
+        listed: Option<u64>,
+        memory: MemoryMode,
+        holds_still: bool,
+        now: Time,
+    ) {
+        let used = listed.unwrap_or(0);
         let reported = match memory {
             MemoryMode::Swap if !holds_still => return,
             MemoryMode::Swap => self.room.max(self.usage.immovable),
@@ -212,11 +222,17 @@ impl Account {
         self.beside = [beside.min(MAX_OVERHEAD), self.beside[0]];
         self.looks = (self.looks + 1).min(2);
         self.measured_at = now;
+        self.is_listed = used > 0;
     }
 
-    /// Whether the client's process was measured since then.
-    pub(crate) fn is_measured_since(&self, time: Time) -> bool {
-        self.is_measured() && self.measured_at > time
+    /// Whether the client's process was seen on the GPU since then.
+    pub(crate) fn is_seen_since(&self, time: Time) -> bool {
+        self.is_measured() && self.is_listed && self.measured_at > time
+    }
+
+    /// Takes the most that the last looks have shown for what the process needs to come back, and has then.
+    pub(crate) fn keep_most_seen(&mut self) {
+        self.beside = [self.beside[0].max(self.beside[1]); 2];
     }
 
     /// Whether what the client has beside its memory is known: see [`Self::overhead`].
@@ -250,12 +266,12 @@ impl Account {
 
     /// Returns the bytes that the client's contexts and modules need to come back to a GPU with so much
     /// memory: as much as was measured at one of the last looks. One that nobody has seen on the card may need
-    /// the most that is assumed of any, and no more than a part of the GPU.
+    /// the most that is assumed of any, and no more than a part of the GPU: a GiB, which those of PyTorch take, or an eighth.
     pub(crate) fn needs_to_return(&self, available: u64) -> u64 {
-        let most = if self.is_measured() {
+        let most = if self.is_measured() && self.is_listed {
             self.beside[0].max(self.beside[1])
         } else {
-            MAX_OVERHEAD.min(available / 8)
+            (available / 8).clamp(GIB, MAX_OVERHEAD).min(available / 2)
         };
         most.next_multiple_of(OVERHEAD_STEP)
     }

@@ -122,6 +122,12 @@ impl Sleepers {
         self.wanted.iter().map(|&(_, id)| id)
     }
 
+    /// Whether a client that has been to be woken since then comes before all others, but for those that have waited
+    /// since `passed_over` or longer.
+    pub(crate) fn is_next(&self, id: ClientId, since: Time, passed_over: Time) -> bool {
+        self.wanted.range(..(since, id)).next_back().is_none_or(|&(before, _)| before <= passed_over)
+    }
+
     /// Whether a client is on its way back, and is not late.
     pub(crate) fn is_one_awaited(&self) -> bool {
         self.awaited > 0

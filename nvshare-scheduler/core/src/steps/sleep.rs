@@ -5,7 +5,7 @@ use nvshare_proto::units::saturate;
 use nvshare_proto::{Amount, EventKind, GpuUuid, SchedulerMessage};
 
 use crate::policy::patience::MAX_RESTORE;
-use crate::policy::sleep::Step;
+use crate::policy::sleep::{MAX_WAIT_FOR_LOOK, Step};
 use crate::report::warnings::Topic;
 use crate::state::account::EvictOrder;
 use crate::state::client::{Client, ClientId, Phase};
@@ -36,6 +36,9 @@ impl Books {
                 Some(Step::StaysFull) => {
                     self.stays_awake(id, "its memory does not leave the card; the host may lack memory");
                 }
+                Some(Step::StaysUnseen) => {
+                    self.stays_awake(id, "NVML does not show what its contexts take");
+                }
                 Some(Step::Evict) => self.evict_all_of(id),
                 Some(Step::Tell) => {
                     let since = self.state().now();
@@ -50,11 +53,9 @@ impl Books {
     /// Has a client give back all room that can be moved, on each of its GPUs.
     fn evict_all_of(&mut self, id: ClientId) {
         let now = self.state().now();
-        self.change_client(id, |client| {
-            if let Sleep::Ordered { evicted, .. } = &mut client.sleep {
-                *evicted = true;
-            }
-        });
+        // What a look before the eviction has shown beside its memory may be room that it did not use.
+        self.change_client(id, |client| client.sleep = Sleep::Ordered { since: now, evicted: true });
+        self.agenda_mut().follow_sleeper_at(now + MAX_WAIT_FOR_LOOK, id);
         for uuid in self.state().gpus_used_by(id) {
             let bytes = self.state().account(id, uuid).map_or(0, |account| account.movable());
             if bytes > 0 {
@@ -90,14 +91,12 @@ impl Books {
     }
 
     /// Sends WAKE to the client that is the next to come back to a GPU, if it has a place there and on its
-    /// others.
+    /// others. While scheduling is off, to all that have one.
     pub(crate) fn wake_next(&mut self, uuid: GpuUuid) {
-        let wanted: Vec<ClientId> = match self.state().gpu(uuid) {
-            Some(gpu) if self.state().is_scheduling() => gpu.ledger.sleepers().first().into_iter().collect(),
-            Some(gpu) => gpu.ledger.sleepers().wanted().collect(),
-            None => return,
-        };
+        let Some(gpu) = self.state().gpu(uuid) else { return };
+        let wanted: Vec<ClientId> = gpu.ledger.sleepers().wanted().collect();
         for id in wanted {
+            self.count_work(1);
             if self.state().client(id).is_some_and(|client| self.state().may_wake(client)) {
                 self.wake(id);
             }

@@ -356,6 +356,65 @@ fn a_sleeper_is_asked_for_nothing() {
     assert!(granted(&cards.table.say(3, ClientMessage::ReqLock), 3).is_some());
 }
 
+/// It has more room than memory while nobody waits, and a look then shows nothing beside its room.
+#[test]
+fn what_a_client_needs_is_what_is_seen_when_its_memory_has_left() {
+    let mut cards = Cards::with(&[]);
+    cards.comes(1, usage(2 * GIB, 2 * GIB), GIB);
+    let epoch = cards.table.runs(1);
+    cards.table.say(1, ClientMessage::Usage(usage(2 * GIB, 0)));
+    assert!(cards.table.core.gpu_status()[0].resident > 2 * GIB, "it has room that it does not use");
+    let sees = |cards: &mut Cards, bytes| {
+        cards.table.now += 1000;
+        let used = BTreeMap::from([(1, bytes)]);
+        cards.table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }))
+    };
+    sees(&mut cards, 3 * GIB);
+    sees(&mut cards, 3 * GIB);
+    cards.order(1).unwrap();
+    cards.table.sent();
+    sees(&mut cards, 3 * GIB);
+    let sent = cards.table.say(1, ClientMessage::Idle { epoch });
+    cards.table.say(1, ClientMessage::Usage(usage(2 * GIB, 2 * GIB)));
+    assert!(!told_to_sleep(&cards.table.give_back(sent)), "it is looked at once more");
+    assert!(told_to_sleep(&sees(&mut cards, GIB)));
+    cards.table.say(1, ClientMessage::Asleep);
+    assert_eq!(cards.table.core.asleep_status()[0].needs[0].bytes, GIB);
+}
+
+/// One look alone has shown its contexts, so they did not count yet.
+#[test]
+fn contexts_that_come_back_count_at_once() {
+    let mut cards = Cards::with(&[(1, 0, 0)]);
+    cards.contexts.insert(1, GIB);
+    cards.sleeps(1);
+    assert_eq!(woken(&cards.wake(1).1), [1]);
+    cards.awakes(1);
+    assert_eq!(cards.capacity(), 15);
+}
+
+/// NVML shows processes by numbers that this one does not have here.
+#[test]
+fn a_client_that_nobody_sees_on_the_card_stays() {
+    let mut cards = Cards::new();
+    let identity = Identity { pid: None, process: Some(1), ..Identity::default() };
+    let register = Register { memory: MemoryMode::Swap, ..newcomer(Gate::Closed, usage(0, 0)) };
+    cards.table.happens(Event::Registered { client: 1, identity, register });
+    let sees_nothing = |cards: &mut Cards| {
+        let mut sent = cards.table.wait_until(cards.table.now + 1000);
+        let measured = Measured { gpu: gpu(0), available: CAPACITY, used: BTreeMap::new() };
+        sent.append(&mut cards.table.happens(Event::Measured(measured)));
+        sent
+    };
+    sees_nothing(&mut cards);
+    sees_nothing(&mut cards);
+    cards.order(1).unwrap();
+    let sent: Sent = (0..15).flat_map(|_| sees_nothing(&mut cards)).collect();
+    assert!(!told_to_sleep(&sent), "{sent:?}");
+    let said = "client 1 does not go to sleep: NVML does not show what its contexts take";
+    assert!(cards.table.notes.iter().any(|note| note == said), "{:?}", cards.table.notes);
+}
+
 /// Of what several leave, as much stays free as the one needs that had most. The rest is given away.
 #[test]
 fn what_sleepers_leave_is_given_away_but_for_the_largest() {
@@ -395,14 +454,14 @@ fn sleepers_come_back_one_by_one_and_only_when_there_is_room() {
         *client == 4 && matches!(message, SchedulerMessage::Evict(_))
     };
     assert!(waits.iter().any(evicts), "the neighbour is idle, and what it has leaves: {waits:?}");
-    let mut all = cards.table.give_back(waits);
-    all.append(&mut cards.measure());
-    assert_eq!(woken(&all), [3], "the first that wanted it");
-    let sent = cards.awakes(3);
+    assert_eq!(woken(&cards.table.give_back(waits)), [], "nobody has seen that memory is free");
+    let mut sent = cards.measure();
+    assert_eq!(woken(&sent), [3], "the first that wanted it");
+    sent.append(&mut cards.awakes(3));
     cards.assert_all_fit();
     let mut all = cards.table.give_back(sent);
     all.append(&mut cards.measure());
-    assert_eq!(woken(&all), [1]);
+    assert_eq!(woken(&all)[1..], [1]);
     cards.awakes(1);
     cards.assert_all_fit();
 }
@@ -450,6 +509,26 @@ fn one_that_does_not_come_back_does_not_keep_others() {
     assert!(cards.table.core.client_status().iter().any(|row| row.client == 1 && row.stuck));
     cards.awakes(1);
     assert!(!cards.table.core.client_status().iter().any(|row| row.client == 1 && row.stuck));
+}
+
+/// A process without nvshare has taken the memory that the first would need.
+#[test]
+fn one_that_finds_no_place_does_not_keep_others_off_the_card() {
+    let mut cards = Cards::with(&[(1, 0, 3), (2, 0, 1)]);
+    cards.sleeps(1);
+    cards.sleeps(2);
+    let measure = |cards: &mut Cards| {
+        let mut sent = cards.table.wait_until(cards.table.now + 1000);
+        let measured = Measured { gpu: gpu(0), available: 2 * GIB, used: BTreeMap::new() };
+        sent.append(&mut cards.table.happens(Event::Measured(measured)));
+        sent
+    };
+    measure(&mut cards);
+    assert_eq!(woken(&cards.table.say(1, ClientMessage::WakeWanted)), []);
+    cards.table.now += 1;
+    assert_eq!(woken(&cards.table.say(2, ClientMessage::WakeWanted)), [], "the first has a while");
+    let sent: Sent = (0..11).flat_map(|_| measure(&mut cards)).collect();
+    assert_eq!(woken(&sent), [2]);
 }
 
 #[test]
@@ -518,6 +597,22 @@ fn scheduling_stays_on_where_sleepers_would_not_fit_any_more() {
     cards.awakes(1);
     let sent = cards.table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }));
     assert_eq!(woken(&sent), []);
+}
+
+/// Scheduling is off, so nothing is known but what was last measured.
+#[test]
+fn what_was_free_is_given_once() {
+    let mut cards = Cards::with(&[(1, 0, 4), (2, 0, 4), (4, 10, 0)]);
+    cards.sleeps(1);
+    cards.sleeps(2);
+    let used = BTreeMap::from([(4, 11 * GIB)]);
+    cards.table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }));
+    cards.table.core.switch_off(true, MS(cards.table.now)).unwrap();
+    assert_eq!(woken(&cards.table.sent()), [1]);
+    assert_eq!(woken(&cards.awakes(1)), []);
+    let used = BTreeMap::from([(1, 4 * GIB), (4, 8 * GIB)]);
+    let sent = cards.table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }));
+    assert_eq!(woken(&sent), [2]);
 }
 
 /// One that comes while scheduling is off is told so before it can say that it sleeps.
