@@ -78,6 +78,20 @@ static void *begin_capture(void *none) {
 }
 static void *call_over_and_over(void *none) { while (!over_) CHECK(event_query_(event_)); return none; }
 
+/* Its launches are marked while others wait, and the marks are left when it ends. */
+static void *launch_and_end(void *none) {
+    uint64_t words = BYTES / 4;
+    uint32_t one = 1, micros = 1;
+    void *params[] = {&memory_, &words, &one, &micros};
+    int (*call)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) = look_up("cuLaunchKernel_ptsz");
+    CHECK(pthread_setname_np(pthread_self(), "launches"));
+    CHECK(FN(cuCtxSetCurrent)(context));
+    for (int i = 0; i < 64; i++, value_++) CHECK(call(step_function, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+    over_ = 1;
+    wait_for("END");
+    return NULL;
+}
+
 static void first(const char *what) {
     uint64_t base;
     char handle[64];
@@ -88,6 +102,10 @@ static void first(const char *what) {
     if (!strcmp(what, "shares")) CHECK(FN(cuIpcGetMemHandle)(handle, memory_));
     if (!strcmp(what, "spins")) CHECK(pthread_create(&thread, NULL, spin, NULL));
     if (!strcmp(what, "calls")) CHECK(pthread_create(&thread, NULL, call_over_and_over, NULL));
+    if (!strcmp(what, "ends")) {
+        CHECK(pthread_create(&beginner_, NULL, launch_and_end, NULL));
+        while (!over_) usleep(1000);
+    }
     if (!strcmp(what, "begins")) {
         CHECK(FN(cuStreamCreate)(&captured_, 1));
         CHECK(pthread_create(&beginner_, NULL, begin_capture, NULL));

@@ -191,6 +191,7 @@ impl Machine {
             Input::ThreadsWaiting if matches!(self.phase, Phase::Running { .. } | Phase::Free) => {}
             Input::ThreadsWaiting => {
                 self.asleep = true;
+                self.calls_waiting(now);
                 self.ask();
             }
             Input::Began => self.began(now),
@@ -209,7 +210,7 @@ impl Machine {
             Input::Restored { lacking } => self.restored(lacking),
             Input::Drained(ticket) => self.drained(ticket),
             Input::CallsWaiting => self.calls_waiting(now),
-            Input::Asleep => self.slept(),
+            Input::Asleep => self.slept(now),
             Input::CannotSleep { reason, for_good } => self.stayed(reason, for_good, now),
             Input::Awake { took } => self.came_back(took, now),
             Input::Quiet { submissions } => self.idleness.complete(submissions, now),
@@ -472,6 +473,7 @@ impl Machine {
         self.waiters = false;
         self.idleness.forget();
         self.silent_since = Some(now);
+        self.forget_kept();
         self.end_next();
         match self.phase {
             Phase::Running { .. } => {

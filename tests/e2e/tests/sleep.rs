@@ -49,6 +49,11 @@ impl Sleeper {
 
     /// Until the guest is idle, under the lock.
     fn idle(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        Self::ready(arguments, environment, false)
+    }
+
+    /// Until the guest has nothing to do, under the lock. It may be said to it that another one waits.
+    fn ready(arguments: &[&str], environment: &[(&str, &str)], is_waited_for: bool) -> Self {
         let world = World::with_memory("swap", &CARD);
         let listener = PlayedScheduler::listen(&world);
         let file = |name: &str| world.dir().join(name).to_string_lossy().into_owned();
@@ -58,6 +63,7 @@ impl Sleeper {
             .env("GO", &file("go"))
             .env("NVSIM_LOST", &file("lost"))
             .env("BEGIN", &file("begin"))
+            .env("END", &file("end"))
             .holds_up("capture", file("held"))
             .env("LINKED", &linked.to_string_lossy())
             .env("NVSHARE_SLEEP", "1")
@@ -79,6 +85,7 @@ impl Sleeper {
         }) {
             sleeper.say(SchedulerMessage::Room(Amount { gpu, bytes: ROOM }));
         }
+        sleeper.say(SchedulerMessage::Waiters { waiting: is_waited_for });
         sleeper.grant();
         wait_until("the guest is idle", || sleeper.guest.out() == "ready\n" || !sleeper.guest.lives());
         sleeper
@@ -202,6 +209,28 @@ fn an_idle_program_takes_nothing_of_the_card_and_each_call_wakes_it() {
     }
 }
 
+/// While others wait, its launches are marked by events, which nobody has asked about when it ends.
+#[test]
+fn a_thread_that_ends_while_it_is_asleep_calls_no_driver() {
+    let mut sleeper = Sleeper::ready(&["first", "ends", "launch"], &[], true);
+    sleeper.until(|m| matches!(m, ClientMessage::Idle { .. }).then_some(()));
+    sleeper.evict();
+    assert_eq!(sleeper.sleep(), Answer::Asleep);
+    let tasks = format!("/proc/{}/task", sleeper.guest.pid());
+    let lives = || {
+        let tasks = std::fs::read_dir(&tasks).expect("its threads").flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        names.into_iter().any(|name| name.trim() == "launches")
+    };
+    assert!(lives(), "it waits");
+    sleeper.write("end", "");
+    wait_until("it has ended", || !lives() || !sleeper.guest.lives());
+    sleeper.write("go", "");
+    sleeper.until_wanted();
+    sleeper.wake();
+    sleeper.finish();
+}
+
 #[test]
 fn threads_that_call_at_the_same_time_wake_it_once_and_it_sleeps_again() {
     let calls = ["launch", "copy", "event_query", "alloc", "memory_info", "stream_query", "set_current"];
@@ -233,10 +262,14 @@ fn what_needs_no_driver_is_answered_asleep() {
     sleeper.say(SchedulerMessage::Limit(Amount { gpu: sleeper.gpu, bytes: 512 << 20 }));
     sleeper.until(|m| matches!(m, ClientMessage::Usage(Usage { limit: 0x2000_0000, .. })).then_some(()));
     assert_eq!(sleeper.free(), ALL);
-    // A grant that nobody asked for wakes it before its gate opens.
+    // A grant that crossed ASLEEP is void, and only WAKE brings it back.
     let (epoch, room) = (Epoch { boot: 1, counter: 99 }, vec![Amount { gpu: sleeper.gpu, bytes: ROOM }]);
     sleeper.say(SchedulerMessage::LockOk { epoch, quantum_ms: 60_000, room });
-    sleeper.until(|m| matches!(m, ClientMessage::Awake { .. }).then_some(()));
+    sleeper.say(SchedulerMessage::SchedOff);
+    sleeper.say(SchedulerMessage::AskProgress { ticket: 8 });
+    sleeper.until(|m| matches!(m, ClientMessage::Progress { ticket: 8, .. }).then_some(()));
+    assert_eq!(sleeper.free(), ALL);
+    sleeper.wake();
     sleeper.finish();
 }
 

@@ -89,7 +89,9 @@ fn manner(call: &str) -> Manner {
         "cuStreamCreate",
         "cuStreamWaitEvent",
     ];
-    const STOP: [&str; 4] = ["cuCtxSynchronize", "cuStreamSynchronize", "cuStreamQuery", "cuEventQuery"];
+    // What the end of an event does was not measured; it is taken to be like the question for one.
+    const STOP: [&str; 5] =
+        ["cuCtxSynchronize", "cuStreamSynchronize", "cuStreamQuery", "cuEventQuery", "cuEventDestroy_v2"];
     let is_about = |part: &str| call.contains(part);
     if STOP.contains(&call.trim_end_matches("_ptsz")) {
         Manner::Stops

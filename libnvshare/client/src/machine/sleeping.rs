@@ -1,7 +1,9 @@
 //! A process that goes off the card, and comes back.
 //!
 //! It stays parked all the while. The mover makes the driver's calls. Until the process is back, nothing may be done that needs the
-//! driver. So messages that would are kept until it is awake. Those that mean that it has work, or is on its own, bring it back.
+//! driver. Messages that come while the mover tries to go are kept until it is known whether the process stays. A process that has gone
+//! is brought back by WAKE alone: the scheduler knows where there is memory for it. What the scheduler said before it heard ASLEEP is
+//! void, and it says what is true when the process is back.
 //!
 //! A call of the program that waits asks the scheduler for the way back, since the card may be full. If no scheduler answers for as long
 //! as a parked program waits for one, the process comes back on its own. So it does at once under a scheduler that is older than sleep.
@@ -82,9 +84,13 @@ impl Machine {
             // Nothing that moves is on the card.
             (Stage::Asleep, M::Evict(room)) => self.act(Action::Return { room, evict: false }),
             (_, message @ M::Evict(_)) => self.sleeper.kept.push(message),
-            (_, message @ (M::LockOk { .. } | M::Restore(_) | M::SchedOff | M::SchedOn { .. })) => {
-                self.sleeper.kept.push(message);
-                self.come_back();
+            (stage, message @ (M::LockOk { .. } | M::Restore(_) | M::SchedOff | M::SchedOn { .. })) => {
+                if self.sleeper.is_older || stage == Stage::Falling {
+                    self.sleeper.kept.push(message);
+                }
+                if self.sleeper.is_older {
+                    self.come_back();
+                }
             }
             (_, message) => return Some(message),
         }
@@ -93,7 +99,9 @@ impl Machine {
 
     fn fall_asleep(&mut self) {
         match self.sleeper.stage {
-            Stage::Awake if self.phase == Phase::Parked && !self.asleep => {
+            Stage::Awake if matches!(self.phase, Phase::Parked | Phase::Idle { .. }) && !self.asleep => {
+                // The scheduler has taken the lock of one that is idle, without a word.
+                self.phase = Phase::Parked;
                 self.sleeper.stage = Stage::Falling;
                 self.act(Action::Post(MoverOrder::Sleep));
             }
@@ -128,20 +136,24 @@ impl Machine {
     }
 
     /// The mover has taken the process off the card.
-    pub(super) fn slept(&mut self) {
+    pub(super) fn slept(&mut self, now: Duration) {
         self.sleeper.stage = Stage::Asleep;
         self.act(Action::Send(ClientMessage::Asleep));
-        let (now, later) = std::mem::take(&mut self.sleeper.kept)
-            .into_iter()
-            .partition(|m| matches!(m, SchedulerMessage::Evict(_)));
-        self.sleeper.kept = later;
-        let evictions: Vec<SchedulerMessage> = now;
-        for message in evictions {
+        for message in std::mem::take(&mut self.sleeper.kept) {
             self.unless_asleep(message);
+        }
+        // A thread had passed the door before it closed, and came to the gate.
+        if self.asleep {
+            self.calls_waiting(now);
         }
         if std::mem::take(&mut self.sleeper.is_called) {
             self.come_back();
         }
+    }
+
+    /// The connection is gone. Its messages are not valid any more.
+    pub(super) fn forget_kept(&mut self) {
+        self.sleeper.kept.clear();
     }
 
     /// The mover could not take the process off the card.
@@ -198,17 +210,12 @@ impl Machine {
         if self.sleeper.is_awake() {
             return false;
         }
-        // Messages of a lost connection are not valid any more.
-        self.sleeper.kept.clear();
         self.sleeper.is_alone = hold == InitialState::Free;
         self.sleeper.is_said = false;
         if self.sleeper.stage != Stage::Falling {
             self.act(Action::Send(ClientMessage::Asleep));
         }
-        if let InitialState::Running(epoch) = hold {
-            self.sleeper.kept.push(SchedulerMessage::SchedOn { epoch });
-        }
-        if hold != InitialState::Parked {
+        if self.sleeper.is_older && self.sleeper.is_alone {
             self.come_back();
         }
         self.say_wanted();

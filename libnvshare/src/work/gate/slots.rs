@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::marks::Marks;
-use super::{FENCE, FrameMark, Inside};
+use super::{FENCE, FrameMark, Inside, door};
 use crate::process::threads;
 use crate::work::contexts;
 use crate::work::stream_key::StreamKey;
@@ -39,7 +39,7 @@ pub(super) struct Slot {
     own: Stream,
     gated: AtomicU64,
     passed_by: AtomicU64,
-    /// The calls of this thread that the [door](super::door) counts, one inside the other.
+    /// The calls of this thread that the [door] counts, one inside the other.
     calls: AtomicU32,
     next: AtomicPtr<Slot>,
 }
@@ -119,7 +119,11 @@ fn give_back_at_exit(slot: *const Slot) {
         if let Some(slot) = unsafe { slot.cast::<Slot>().as_ref() } {
             slot.marks.step_out();
             slot.known_at.store(0, Ordering::Relaxed);
-            slot.own.launch_window.reset();
+            // To end marks takes the driver. While the process is off the card, they stay for the thread that has the slot next.
+            let _ = slot.begin_call();
+            if door::WORD.load(Ordering::SeqCst) != door::CLOSED {
+                slot.own.launch_window.reset();
+            }
             slot.calls.store(0, Ordering::Release);
             slot.marks.give_back();
         }

@@ -70,10 +70,18 @@ fn what_comes_on_the_way_waits_until_it_is_there() {
     let eviction = Action::Return { room: room(5), evict: false };
     assert_eq!(
         client.feed(Input::Asleep),
-        [said(ClientMessage::Asleep), eviction, Action::Post(MoverOrder::Wake)],
-        "no memory that moves is on the card, and a grant wakes it"
+        [said(ClientMessage::Asleep), eviction],
+        "no memory that moves is on the card, and the scheduler takes a grant back from one that is asleep"
     );
-    assert_eq!(client.feed(TOOK), [AWAKE, Action::Begin { anyway: false }]);
+    assert_eq!(client.hear(grant()), [], "it crossed ASLEEP as well");
+    assert_eq!(client.hear(SchedulerMessage::Wake), [Action::Post(MoverOrder::Wake)]);
+    assert_eq!(client.feed(TOOK), [AWAKE]);
+    // It stays: a grant is one.
+    let mut client = Client::registered(InitialState::Parked);
+    client.hear(SchedulerMessage::Sleep);
+    client.hear(grant());
+    let stays = client.feed(Input::CannotSleep { reason: String::new(), for_good: false });
+    assert!(stays.contains(&Action::Begin { anyway: false }), "{stays:?}");
     // It stays: the eviction may move memory.
     let mut client = Client::registered(InitialState::Parked);
     client.hear(SchedulerMessage::Sleep);
@@ -82,11 +90,45 @@ fn what_comes_on_the_way_waits_until_it_is_there() {
     assert_eq!(stays[1..], [Action::Return { room: room(5), evict: true }]);
 }
 
+/// The card may be full: the scheduler wakes one after the other.
 #[test]
-fn scheduling_off_wakes_it_before_its_gate_opens() {
+fn scheduling_off_waits_for_its_turn_to_come_back() {
     let mut client = asleep();
-    assert_eq!(client.hear(SchedulerMessage::SchedOff), [Action::Post(MoverOrder::Wake)]);
-    assert_eq!(client.feed(TOOK), [AWAKE, Action::StopMetering, Action::Begin { anyway: false }]);
+    assert_eq!(client.hear(SchedulerMessage::SchedOff), []);
+    assert_eq!(client.hear(SchedulerMessage::Wake), [Action::Post(MoverOrder::Wake)]);
+    assert_eq!(client.feed(TOOK), [AWAKE], "it is told again");
+    let free = client.hear(SchedulerMessage::SchedOff);
+    assert_eq!(free, [Action::StopMetering, Action::Begin { anyway: false }]);
+}
+
+#[test]
+fn a_grant_of_a_scheduler_that_is_gone_is_void() {
+    let mut client = Client::registered(InitialState::Parked);
+    client.hear(SchedulerMessage::Sleep);
+    client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] });
+    client.feed(Input::Lost);
+    let stays = client.feed(Input::CannotSleep { reason: String::new(), for_good: false });
+    assert!(!stays.contains(&Action::Begin { anyway: false }), "{stays:?}");
+}
+
+/// It had passed the door before that closed, and nobody rings for it again.
+#[test]
+fn a_thread_that_came_to_the_gate_before_it_went_wakes_it() {
+    let mut client = Client::registered(InitialState::Parked);
+    client.hear(SchedulerMessage::Sleep);
+    assert_eq!(client.feed(Input::ThreadsWaiting), []);
+    assert_eq!(client.feed(Input::Asleep), [said(ClientMessage::Asleep), said(ClientMessage::WakeWanted)]);
+    let mut later = asleep();
+    assert_eq!(later.feed(Input::ThreadsWaiting), [said(ClientMessage::WakeWanted)]);
+}
+
+/// The scheduler has taken the lock from it without a word, and there was no memory to ask for.
+#[test]
+fn an_idle_client_goes() {
+    let mut client = Client::running_contended();
+    client.feed(Input::WentIdle);
+    let told = client.hear(SchedulerMessage::Sleep);
+    assert_eq!(told, [Action::Post(MoverOrder::Sleep)]);
 }
 
 #[test]
@@ -113,13 +155,19 @@ fn the_next_scheduler_is_told_that_it_sleeps_and_what_waits() {
         client.hear(registered(InitialState::Parked)),
         [said(ClientMessage::Asleep), said(ClientMessage::WakeWanted)]
     );
-    for hold in [InitialState::Free, InitialState::Running(epoch(1))] {
-        let mut client = asleep();
-        client.feed(Input::Lost);
-        let woken = [said(ClientMessage::Asleep), Action::Post(MoverOrder::Wake)];
-        assert_eq!(client.hear(registered(hold)), woken, "{hold:?}");
-        assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }), "{hold:?}");
-    }
+    // While scheduling is off, it comes back when the scheduler says so.
+    let mut client = asleep();
+    client.feed(Input::Lost);
+    client.feed(Input::Registering { version: VERSION });
+    assert_eq!(client.hear(registered(InitialState::Free)), [said(ClientMessage::Asleep)]);
+    assert_eq!(client.hear(SchedulerMessage::Wake), [Action::Post(MoverOrder::Wake)]);
+    assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }));
+    // One that knows nothing of sleep does not.
+    let mut client = asleep();
+    client.feed(Input::Lost);
+    client.feed(Input::Registering { version: SLEEP - 1 });
+    assert!(client.hear(registered(InitialState::Free)).contains(&Action::Post(MoverOrder::Wake)));
+    assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }));
 }
 
 #[test]
