@@ -25,6 +25,22 @@ static void look_all_up(void) {
     stream_synchronize_ = FN(cuStreamSynchronize);
     context_synchronize_ = FN(cuCtxSynchronize);
 }
+/* NVML, and functions of it: the first without a hook, the second with one. */
+static void *nvml_;
+static int (*samples_)(), (*memory_info_)();
+static int load_nvml(void) {
+    nvml_ = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    EXPECT(nvml_);
+    samples_ = dlsym(nvml_, "nvmlDeviceGetSamples");
+    memory_info_ = dlsym(nvml_, "nvmlDeviceGetMemoryInfo");
+    EXPECT(samples_ && memory_info_);
+    return ((int (*)())dlsym(nvml_, "nvmlInit_v2"))();
+}
+static void *wait_for_event(void *none) {
+    wait_for("BEGIN");
+    CHECK(((int (*)())dlsym(nvml_, "nvmlEventSetWait_v2"))(NULL, NULL, 60000));
+    return none;
+}
 
 static int call(const char *name) {
     size_t left, total;
@@ -55,11 +71,18 @@ static int call(const char *name) {
         EXPECT(waitpid(child, &status, 0) == child);
         return status;
     }
-    if (!strcmp(name, "nvml")) {
-        void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-        EXPECT(nvml);
-        return ((int (*)())dlsym(nvml, "nvmlInit_v2"))();
+    if (!strcmp(name, "load_nvml")) return load_nvml();
+    if (!strcmp(name, "nvml_samples")) {
+        int kind = 4;
+        unsigned count = 5, sample = 0;
+        int answer = samples_((void *)16, 3, 1ull << 40, &kind, &count, &sample);
+        return answer ? answer : sample != 6;
     }
+    if (!strcmp(name, "nvml_memory_info")) {
+        uint64_t memory[3];
+        return memory_info_((void *)16, memory);
+    }
+    if (!strcmp(name, "nvml_tables")) return ((int (*)())dlsym(nvml_, "nvmlInternalGetExportTable"))(NULL, NULL) != 13;
     if (!strcmp(name, "exit")) exit(0);
     fprintf(stderr, "no call %s\n", name);
     return -1;
@@ -97,7 +120,9 @@ static void first(const char *what) {
     char handle[64];
     pthread_t thread;
     if (!strcmp(what, "linked")) EXPECT(dlopen(getenv("LINKED"), RTLD_LAZY));
-    if (!strcmp(what, "nvml")) CHECK(call("nvml"));
+    if (!strcmp(what, "linked_to_nvml")) EXPECT(dlopen(getenv("LINKED_TO_NVML"), RTLD_LAZY));
+    if (!strcmp(what, "nvml_waits")) CHECK(pthread_create(&thread, NULL, wait_for_event, NULL));
+    if (!strcmp(what, "nvml_tables")) CHECK(call(what));
     if (!strcmp(what, "managed")) CHECK(FN(cuMemAllocManaged)(&base, 4 * MIB, 1));
     if (!strcmp(what, "shares")) CHECK(FN(cuIpcGetMemHandle)(handle, memory_));
     if (!strcmp(what, "spins")) CHECK(pthread_create(&thread, NULL, spin, NULL));
@@ -118,6 +143,8 @@ static void first(const char *what) {
 
 int main(int argc, char **argv) {
     const char *before = argc > 2 && !strcmp(argv[1], "first") ? argv[2] : "";
+    /* As PyTorch does, which asks NVML whether there are GPUs. */
+    if (!strncmp(before, "nvml", 4)) CHECK(load_nvml());
     start();
     look_all_up();
     load_kernel();

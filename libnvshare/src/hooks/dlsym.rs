@@ -10,7 +10,6 @@ use super::nvml;
 use super::table::TABLE;
 use crate::lookup;
 use crate::process::{c_library, elf};
-use crate::work::gate::door;
 
 mod shims {
     use super::*;
@@ -89,28 +88,12 @@ mod shims {
 /// The function that [`shims::dlsym`] jumps to.
 unsafe extern "C" fn choose_dlsym(name: *const c_char) -> *const c_void {
     // SAFETY: the program's argument to `dlsym`: null or a C string.
-    unsafe { come_back_for_nvml(name) };
-    // SAFETY: as above.
     if unsafe { is_ours(name) } { our_dlsym as *const c_void } else { c_library::DLSYM.address() }
 }
 
 unsafe extern "C" fn choose_dlvsym(name: *const c_char) -> *const c_void {
     // SAFETY: the program's argument to `dlvsym`: null or a C string.
-    unsafe { come_back_for_nvml(name) };
-    // SAFETY: as above.
     if unsafe { is_ours(name) } { our_dlvsym as *const c_void } else { c_library::DLVSYM.address() }
-}
-
-/// NVML waits while the process is off the card, and its calls pass no door. So the process comes back before they can be made.
-/// A thread of the driver does not come here: NVML is not loaded before, and the program loads it.
-///
-/// # Safety
-/// The name is null or a C string.
-unsafe fn come_back_for_nvml(name: *const c_char) {
-    // SAFETY: promised by the caller.
-    if !name.is_null() && unsafe { CStr::from_ptr(name) }.to_bytes().starts_with(b"nvml") {
-        door::wait_if_closed();
-    }
 }
 
 /// Whether a name belongs to a hook, to a look-up function itself, or to a function of the driver that is not in the table.
@@ -131,7 +114,7 @@ unsafe fn is_ours(name: *const c_char) -> bool {
         }
         // SAFETY: a C string.
         let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-        return matches!(name, b"dlsym" | b"dlvsym") || nvml::is_hooked(name);
+        return matches!(name, b"dlsym" | b"dlvsym") || nvml::is_ours(name);
     }
     // SAFETY: a C string.
     let name = unsafe { CStr::from_ptr(name) };

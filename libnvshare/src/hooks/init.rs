@@ -3,11 +3,12 @@
 use std::ffi::c_uint;
 use std::sync::Once;
 
+use super::nvml;
 use crate::driver::functions::signatures;
 use crate::driver::types::CUresult;
 use crate::lookup::{self, Table};
 use crate::memory::sleep;
-use crate::process::{config, lifecycle};
+use crate::process::{config, elf, lifecycle};
 
 /// Fails if the environment has a limit that cannot be parsed, before the program can allocate anything.
 ///
@@ -18,7 +19,7 @@ pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint, table: &'s
         return CUresult::INVALID_VALUE;
     }
     if config::sleeps() {
-        sleep::prepare(Box::new(move || lookup::linked_past_thunks(table)));
+        sleep::prepare(Box::new(move || linked_past_thunks(table)));
     }
     // SAFETY: the caller's argument.
     let result = unsafe { real(flags) };
@@ -28,4 +29,11 @@ pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint, table: &'s
         LOOK.call_once(|| lookup::warn_of_linked(table));
     }
     result
+}
+
+/// The functions that are to have a thunk, and that loaded objects are linked to: their calls do not look at the door.
+fn linked_past_thunks(table: &'static Table) -> Vec<String> {
+    elf::undefined_in_loaded(|name| {
+        lookup::has_thunk(table, name) || nvml::unhooked::has_thunk(name.as_bytes())
+    })
 }

@@ -4,8 +4,8 @@
 //! [door] closes. From then on the program's calls wait. Those that are under way have to end. No thread may be between the door and
 //! the driver, and no thread of the library may call it. If a step fails, those before it are undone, and the process goes on.
 //!
-//! NVML waits as well while the process is off the card, as the driver suspends it: its calls pass no door. So a process that has loaded
-//! it stays, and one that is off the card comes back before a function of it is looked up.
+//! NVML waits as well while the process is off the card, as the driver suspends it. So its calls wait at the door too
+//! (`hooks/nvml/unhooked.rs`).
 //!
 //! A thread that comes to the door while the others are looked at means that the program is at work. So does one at the gate.
 
@@ -22,7 +22,7 @@ use super::{allocations, devices, exports, imports};
 use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::blocked::Unseen;
-use crate::process::{config, elf, host_memory, lifecycle, log, threads};
+use crate::process::{config, host_memory, lifecycle, log, threads};
 use crate::work::captures;
 use crate::work::gate::{self, door};
 
@@ -39,7 +39,7 @@ const CONTEXTS: u64 = 1 << 30;
 
 /// The process is off the card.
 static AWAY: AtomicBool = AtomicBool::new(false);
-/// Finds the functions of the driver that the program calls past the door.
+/// Finds the functions of the driver and of NVML that the program is linked to, and whose calls pass the door by.
 static LINKED: OnceLock<Linked> = OnceLock::new();
 type Linked = Box<dyn Fn() -> Vec<String> + Send + Sync>;
 
@@ -69,7 +69,7 @@ impl Stays {
     }
 }
 
-/// Hangs the door, before the first call of the driver. `linked` finds the functions that the program calls past it.
+/// Hangs the door, before the first call of the driver. `linked` finds the functions that the program is linked to past it.
 pub(crate) fn prepare(linked: Linked) {
     let _ = LINKED.set(linked);
     door::hang();
@@ -117,10 +117,10 @@ fn check_for_good() -> Result<(), Stays> {
     }
 }
 
-/// Reasons that are looked for while the program's calls and its look-ups of NVML are kept out: all but the first may end.
+/// Reasons that are looked for while the program's calls are kept out: all but the first may end.
 fn check_now() -> Result<(), Stays> {
-    if elf::is_loaded("/libnvidia-ml.so") {
-        return Err(Stays::for_good("NVML is loaded, whose calls would wait"));
+    if let Some(name) = door::passed_by() {
+        return Err(Stays::for_good(format_args!("its program may call {name} past the library")));
     }
     if captures::open() > 0 {
         return Err(Stays::now("a capture is open"));

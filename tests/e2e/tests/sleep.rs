@@ -57,7 +57,7 @@ impl Sleeper {
         let world = World::with_memory("swap", &CARD);
         let listener = PlayedScheduler::listen(&world);
         let file = |name: &str| world.dir().join(name).to_string_lossy().into_owned();
-        let linked = guest("links_past", true);
+        let (linked, linked_to_nvml) = (guest("links_past", true), guest("links_past_nvml", true));
         symlink(guest("nvml", true), world.dir().join("lib/libnvidia-ml.so.1")).expect("a link");
         let mut program = Program::guest(&world, "sleeper", arguments)
             .env("GO", &file("go"))
@@ -66,6 +66,7 @@ impl Sleeper {
             .env("END", &file("end"))
             .holds_up("capture", file("held"))
             .env("LINKED", &linked.to_string_lossy())
+            .env("LINKED_TO_NVML", &linked_to_nvml.to_string_lossy())
             .env("NVSHARE_SLEEP", "1")
             .env("NVSHARE_LOG", "info");
         for (name, value) in environment {
@@ -190,9 +191,13 @@ fn an_idle_program_takes_nothing_of_the_card_and_each_call_wakes_it() {
         "copy",
         "look_up",
         "proc_address",
-        "nvml",
+        "load_nvml",
+        "nvml_samples",
+        "nvml_memory_info",
+        "nvml_tables",
     ] {
-        let mut sleeper = Sleeper::parked(&[call], &[]);
+        let arguments: &[&str] = if call.starts_with("nvml_") { &["first", "nvml", call] } else { &[call] };
+        let mut sleeper = Sleeper::parked(arguments, &[]);
         if call == "launch" {
             let awake = sleeper.free();
             assert!(awake <= ALL - CONTEXT, "{awake} MiB are free beside a program that is awake");
@@ -276,17 +281,23 @@ fn what_needs_no_driver_is_answered_asleep() {
 #[test]
 fn who_stays_says_why_and_goes_on() {
     let no_swap = "NVSHARE_MEMORY is not swap";
+    let tables = "its program may call nvmlInternalGetExportTable past the library";
     type Case = (&'static [&'static str], &'static [(&'static str, &'static str)], Answer);
-    let cases: [Case; 9] = [
+    let cases: [Case; 10] = [
         (&[], &[("NVSHARE_SLEEP", "0")], stays("NVSHARE_SLEEP is not 1", true)),
         (&[], &[("NVSHARE_MEMORY", "off")], stays(no_swap, true)),
-        (&["first", "nvml", "copy"], &[], stays("NVML is loaded, whose calls would wait", true)),
         (&["first", "managed", "copy"], &[], stays("it has managed memory", false)),
         (&["first", "shares", "copy"], &[], stays("it shares memory with other processes", false)),
         (&["first", "captures", "copy"], &[], stays("a capture is open", false)),
         (&["first", "spins", "copy"], &[], stays("its threads are busy", false)),
         (&["first", "calls", "copy"], &[], stays("it is at work", false)),
         (&["first", "linked", "copy"], &[], stays("its program is linked to cuEventElapsedTime", true)),
+        (
+            &["first", "linked_to_nvml", "copy"],
+            &[],
+            stays("its program is linked to nvmlDeviceGetIndex", true),
+        ),
+        (&["first", "nvml_tables", "copy"], &[], stays(tables, true)),
     ];
     for (arguments, environment, answer) in cases {
         let mut sleeper = Sleeper::parked(arguments, environment);
@@ -305,6 +316,19 @@ fn a_call_that_is_under_way_keeps_the_process_on_the_card() {
     wait_until("the call is in the driver", || sleeper.file("held.waits").exists());
     assert_eq!(sleeper.sleep(), stays("a call of it is under way", false));
     std::fs::remove_file(sleeper.file("held")).expect("the file");
+    sleeper.finish();
+}
+
+#[test]
+fn a_call_of_nvml_that_is_under_way_keeps_the_process_on_the_card() {
+    let mut sleeper = Sleeper::parked(&["first", "nvml_waits", "copy"], &[]);
+    sleeper.write("event", "");
+    sleeper.write("begin", "");
+    wait_until("the call is in NVML", || sleeper.file("event.waits").exists());
+    assert_eq!(sleeper.sleep(), stays("a call of it is under way", false));
+    std::fs::remove_file(sleeper.file("event")).expect("the file");
+    wait_until("the call has ended", || sleeper.sleep() == Answer::Asleep);
+    sleeper.wake();
     sleeper.finish();
 }
 

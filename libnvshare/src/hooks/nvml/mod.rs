@@ -2,9 +2,13 @@
 //!
 //! Programs such as `nvidia-smi` never initialise CUDA. For them the library sends one question to the scheduler and starts no
 //! session and no thread.
+//!
+//! While the process is off the card, the driver suspends NVML too. So its functions pass the door: the hooks here, and the
+//! [others](unhooked) by thunks.
 
 mod memory;
 mod processes;
+pub(super) mod unhooked;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -20,6 +24,7 @@ use crate::memory::quota::MappedPage;
 use crate::process::lock::lock;
 use crate::process::{c_library, config, lifecycle};
 use crate::session::{self, TenantPage};
+use crate::work::gate::door;
 
 /// `nvmlDevice_t`
 type Handle = *mut c_void;
@@ -70,7 +75,7 @@ macro_rules! hooks {
                 // SAFETY: NVML's function of this name has this signature.
                 let real = unsafe { std::mem::transmute::<*mut c_void, Function>(real) };
                 // SAFETY: the caller's arguments, and the function that it meant to call.
-                unsafe { $handler(real, device, $($arg),*) }
+                at_door(|| unsafe { $handler(real, device, $($arg),*) })
             }
         )*
 
@@ -89,6 +94,16 @@ macro_rules! hooks {
         static HOOKS: &[(&NvmlFunction, Hook)] = &[$( (&real::$name, Hook($name as *mut c_void)) ),*];
     };
     (@pointer $arg:ident) => { *mut c_void };
+}
+
+/// Makes a call that is counted at the door, and waits there first while the process is off the card. An exception that unwinds through
+/// it leaves the count as it is.
+#[inline(always)]
+fn at_door<T>(call: impl FnOnce() -> T) -> T {
+    let entered = door::enter();
+    let result = call();
+    door::leave(entered);
+    result
 }
 
 /// The address of a hook.
@@ -116,13 +131,16 @@ fn hooked(name: &[u8]) -> Option<&'static (&'static NvmlFunction, Hook)> {
     HOOKS.iter().find(|(real, _)| real.name.to_bytes() == name)
 }
 
-/// Whether one of NVML's functions has a hook.
-pub(crate) fn is_hooked(name: &[u8]) -> bool {
-    name.starts_with(b"nvmlDeviceGet") && hooked(name).is_some()
+/// Whether one of NVML's functions has a hook, or a thunk.
+pub(crate) fn is_ours(name: &[u8]) -> bool {
+    (name.starts_with(b"nvmlDeviceGet") && hooked(name).is_some()) || unhooked::has_thunk(name)
 }
 
-/// The hook for one of NVML's functions. `found` is the address that the program's look-up found.
+/// The hook for one of NVML's functions, or the thunk. `found` is the address that the program's look-up found.
 pub(crate) fn swap(found: *mut c_void, name: &[u8]) -> Option<*mut c_void> {
+    if unhooked::has_thunk(name) {
+        return Some(unhooked::swap(found, name));
+    }
     let (real, hook) = hooked(name)?;
     if found != hook.0 {
         real.address.store(found, Ordering::Relaxed);

@@ -8,15 +8,18 @@
 //! - A submission passes the gate, which is closed all the while, with nobody inside.
 //! - Another hook counts its call in the thread's slot and then looks ([`enter`]). A fence keeps that order, as at the gate. After
 //!   [`close`], and once [`has_nobody_inside`] says so, no such call is under way. An exception that unwinds through a hook leaves the
-//!   count as it is, and the process never sleeps again.
-//! - A function without a hook has a thunk (`hooks/thunks.rs`), which looks and jumps. Between the two a thread is never blocked in a
-//!   system call. So each thread has to be seen blocked once ([`Unseen`](crate::process::blocked::Unseen)).
+//!   count as it is, and the process never sleeps again. Calls of NVML are counted in the same way (`hooks/nvml`).
+//! - A function of the driver without a hook has a thunk (`hooks/thunks.rs`), which looks and jumps. Between the two a thread is never
+//!   blocked in a system call. So each thread has to be seen blocked once ([`Unseen`](crate::process::blocked::Unseen)).
+//!
+//! A call of NVML that began before the door was hung, so before `cuInit`, is not counted. Only NVML's wait for an event may last until
+//! the process sleeps.
 //!
 //! A thread that waits here allocates nothing, looks no symbol up, and keeps its `errno`: it may hold the loader's lock.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::FENCE;
@@ -33,6 +36,8 @@ pub(crate) const CLOSED: u32 = 2;
 
 /// The state of the door. Thunks read it.
 pub(crate) static WORD: AtomicU32 = AtomicU32::new(NONE);
+/// The first function that the program got without a thunk.
+static PASSED_BY: OnceLock<String> = OnceLock::new();
 /// Threads that wait at the door.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// Held between a waiter's look at the word and its sleep, so that no wake-up is lost in between.
@@ -105,9 +110,17 @@ pub(crate) fn leave(entered: Entered) {
     }
 }
 
-/// For look-ups: waits while the door is closed.
-pub(crate) fn wait_if_closed() {
-    while WORD.load(Ordering::SeqCst) == CLOSED && wait() {}
+/// Notes that the program gets a function that does not look at the door. The process never sleeps again: it waits here first until it is
+/// back, and is counted until this is noted.
+pub(crate) fn pass_by(name: &[u8]) {
+    let entered = enter();
+    PASSED_BY.get_or_init(|| String::from_utf8_lossy(name).into_owned());
+    leave(entered);
+}
+
+/// A function that the program may call past the door.
+pub(crate) fn passed_by() -> Option<&'static str> {
+    PASSED_BY.get().map(String::as_str)
 }
 
 /// For thunks: waits while the door is closed.
