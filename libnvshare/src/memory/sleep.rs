@@ -153,7 +153,6 @@ fn check_host(room: u64, stays: u64) -> Result<(), Stays> {
 
 /// Closes the door, and opens it again if the process stays.
 fn behind_the_door() -> Result<(), Stays> {
-    let Some(_call) = lifecycle::hold_off_exit() else { return Err(Stays::now("it ends")) };
     if gate::closed_for().is_none() {
         return Err(Stays::now("it is at work"));
     }
@@ -194,6 +193,7 @@ fn settle() -> Result<(), Stays> {
 
 /// The driver's own steps.
 fn leave_cards() -> Result<(), Stays> {
+    let Some(_way) = lifecycle::hold_off_exit_on_the_way() else { return Err(Stays::now("it ends")) };
     let begin = Instant::now();
     let locked = driver::lock_process(PATIENCE).map_err(|error| Stays::refused("lock it", error));
     let lock_took = begin.elapsed();
@@ -227,7 +227,7 @@ fn unlock() {
 pub(super) fn come_back() -> Done {
     let begin = Instant::now();
     if is_away()
-        && let Some(_call) = lifecycle::hold_off_exit()
+        && let Some(_way) = lifecycle::hold_off_exit_on_the_way()
     {
         match several_times(driver::restore_process) {
             Ok(()) => {

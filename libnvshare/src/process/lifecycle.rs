@@ -27,6 +27,8 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 const PATIENCE_FOR_THREADS: usize = 50;
 /// And this many for the piece of memory that is being moved. The next piece does not begin.
 const PATIENCE_FOR_OURS: usize = 3000;
+/// And this many for the process itself, on its way off the card or back: the driver then has all of its memory in hand.
+const PATIENCE_FOR_WAYS: usize = 100_000;
 
 /// Whether the exit has come so far that the driver may shut down at any moment.
 pub(crate) fn is_exiting() -> bool {
@@ -48,6 +50,28 @@ pub(crate) fn hold_off_exit() -> Option<Call> {
 impl Drop for Call {
     fn drop(&mut self) {
         CALLS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The process is on its way off the card, or back.
+static UNDER_WAY: AtomicBool = AtomicBool::new(false);
+
+/// The driver's calls that take the process off the card, or back. The exit waits longer until they are over.
+#[derive(Debug)]
+pub(crate) struct Way {
+    _call: Call,
+}
+
+/// Holds the exit off while the process is on its way off the card, or back. `None`: the exit has begun.
+pub(crate) fn hold_off_exit_on_the_way() -> Option<Way> {
+    let call = hold_off_exit()?;
+    UNDER_WAY.store(true, Ordering::SeqCst);
+    Some(Way { _call: call })
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        UNDER_WAY.store(false, Ordering::SeqCst);
     }
 }
 
@@ -85,6 +109,7 @@ pub(crate) fn watch_exit() {
             wait(PATIENCE_FOR_THREADS, actions.nobody_inside);
         }
         wait(PATIENCE_FOR_OURS, || CALLS.load(Ordering::SeqCst) == 0);
+        wait(PATIENCE_FOR_WAYS, || !UNDER_WAY.load(Ordering::SeqCst));
     }
     fn wait(times: usize, until: impl Fn() -> bool) {
         for _ in 0..times {

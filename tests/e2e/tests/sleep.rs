@@ -443,6 +443,19 @@ fn it_can_be_killed_and_exit_asleep() {
     }
 }
 
+/// The copy takes two seconds, and the program ends meanwhile.
+#[test]
+fn the_end_of_the_program_waits_for_its_way_off_the_card() {
+    let mut sleeper = Sleeper::parked(&["exit"], &[("NVSIM_COPY_OUT", "0.05")]);
+    sleeper.say(SchedulerMessage::Sleep);
+    std::thread::sleep(Duration::from_millis(500));
+    sleeper.write("go", "");
+    let begin = Instant::now();
+    let finished = sleeper.guest.finish();
+    finished.passed();
+    assert!(begin.elapsed() > Duration::from_secs(1), "it was on its way: {}", finished.log);
+}
+
 #[test]
 fn a_child_that_is_forked_asleep_waits_for_nothing() {
     let mut sleeper = Sleeper::parked(&["fork"], &[]);

@@ -2,7 +2,7 @@
 //!
 //! From then on each call answers DEINITIALIZED: calls of exit handlers that were registered before `cuInit`, and of threads that
 //! still run. The driver bears a call of the program that is under way as it shuts down, but not one that moves memory which it frees
-//! at that moment: such a call stops the process with a line.
+//! at that moment: such a call stops the process with a line. That a checkpoint is such a call was not measured.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,9 @@ use crate::handles::stop_with;
 use crate::process::{self, DEINITIALIZED, Failure};
 
 /// The calls that say where memory is.
-const MOVES: [&str; 7] = [
+const MOVES: [&str; 9] = [
+    "cuCheckpointProcessCheckpoint",
+    "cuCheckpointProcessRestore",
     "cuMemPrefetchAsync",
     "cuMemCreate",
     "cuMemMap",
