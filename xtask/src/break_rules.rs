@@ -14,7 +14,7 @@ mod rules;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -76,6 +76,12 @@ fn packages<'a>(names: &[&'a str]) -> Vec<&'a str> {
 /// to their times, with no rule broken.
 const AT_ONCE: usize = 2;
 
+/// A test that has run for this long with a rule broken, and for three times as long as with none, waits for what may never come, and
+/// takes no processor: the next test begins beside it.
+const WORKS_FOR: Duration = Duration::from_secs(3);
+/// Tests that wait like this at the same time.
+const WAITING_AT_ONCE: usize = 6;
+
 /// With its rule broken, a test waits at least this long for what may never come, and at least twice as long as all of it took with no
 /// rule broken: on a busy machine, a test whose patience is over too soon would be red whatever rule is broken.
 const MIN_PATIENCE: Duration = Duration::from_secs(12);
@@ -97,7 +103,8 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     let begin = Instant::now();
     let red = Mutex::new(Vec::new());
     let green = Mutex::new(BTreeMap::new());
-    each(&tests, |&(package, test)| {
+    let all_along = |_: &&(&str, &str)| Duration::MAX;
+    each(tests.iter(), all_along, |&(package, test)| {
         let begin = Instant::now();
         if programs.run(package, test, None)?.verdict != Verdict::Green {
             red.lock().unwrap_or_else(PoisonError::into_inner).push((package, test));
@@ -124,9 +131,11 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     );
     let begin = Instant::now();
     let unnoticed = Mutex::new(Vec::new());
-    each(&chosen, |&(number, rule)| {
+    let unbroken = |rule: &Rule| green.get(&(rule.package, rule.test)).copied().unwrap_or_default();
+    let works_for = |(_, rule): &&(usize, &Rule)| WORKS_FOR.max(unbroken(rule) * 3);
+    each(chosen.iter(), works_for, |&(number, rule)| {
         let begin = Instant::now();
-        let unbroken = green.get(&(rule.package, rule.test)).copied().unwrap_or_default();
+        let unbroken = unbroken(rule);
         let patience = MIN_PATIENCE.max(unbroken * 2);
         let ran = programs.run(rule.package, rule.test, Some((number, patience)))?;
         let took = begin.elapsed().as_secs_f64();
@@ -147,18 +156,62 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     Err(format!("broken rules that were not noticed:{}", unnoticed.iter().map(line).collect::<String>()))
 }
 
-/// Does something for each of these, [`AT_ONCE`] at the same time.
-fn each<'a, T: 'a>(
-    items: impl IntoIterator<Item = &'a T, IntoIter: Send>,
-    work: impl Fn(&'a T) -> Result<(), String> + Sync,
+/// Places for tests that run at the same time.
+struct Places {
+    /// Places for tests that work, and for tests whatever they do.
+    free: Mutex<(usize, usize)>,
+    changed: Condvar,
+}
+
+impl Places {
+    fn change<T>(
+        &self,
+        until: impl Fn(&(usize, usize)) -> bool,
+        change: impl FnOnce(&mut (usize, usize)) -> T,
+    ) -> T {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free =
+            self.changed.wait_while(free, |free| !until(free)).unwrap_or_else(PoisonError::into_inner);
+        let changed = change(&mut free);
+        self.changed.notify_all();
+        changed
+    }
+}
+
+/// Does something for each of these, [`AT_ONCE`] at the same time. What goes on beyond the time that it `works_for` only waits.
+fn each<T: Copy + Send>(
+    items: impl Iterator<Item = T>,
+    works_for: impl Fn(&T) -> Duration,
+    work: impl Fn(T) -> Result<(), String> + Sync,
 ) -> Result<(), String> {
-    let left = Mutex::new(items.into_iter());
-    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let worker = || std::iter::from_fn(next).try_for_each(&work);
+    let places = Places { free: Mutex::new((AT_ONCE, AT_ONCE + WAITING_AT_ONCE)), changed: Condvar::new() };
+    let failed = Mutex::new(None);
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
-    })
+        for item in items {
+            places.change(
+                |&(work, all)| work > 0 && all > 0,
+                |(work, all)| (*work, *all) = (*work - 1, *all - 1),
+            );
+            if failed.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+                break;
+            }
+            let (is_over, over) = mpsc::channel();
+            let (places, failed, work, time) = (&places, &failed, &work, works_for(&item));
+            scope.spawn(move || {
+                if let Err(error) = work(item) {
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
+                let _ = is_over.send(());
+            });
+            scope.spawn(move || {
+                let _ = over.recv_timeout(time);
+                places.change(|_| true, |(work, _)| *work += 1);
+                let _ = over.recv();
+                places.change(|_| true, |(_, all)| *all += 1);
+            });
+        }
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
 /// Breaks each rule that random programs have to notice, and prints the seed at which they do.

@@ -125,6 +125,26 @@ fn idle_programs_go_to_sleep_by_themselves_and_their_next_calls_wake_them() {
     busy.finish().intact();
 }
 
+/// Their contexts alone would fill the card twice: not all of them could be awake.
+#[test]
+fn many_idle_programs_go_one_after_the_other_and_all_come_back() {
+    const ON_THE_CARD: usize = 7;
+    const PROGRAMS: usize = 20;
+    let asleep = Asleep::with(&["--tq", "1", "--gpu-memory", "64MiB", "--sleep-after", "1"]);
+    let mut guests: Vec<Running> = Vec::new();
+    for number in 0..PROGRAMS {
+        // The memory of the first few does not fit together.
+        if number >= ON_THE_CARD {
+            asleep.until(&guests[number - ON_THE_CARD], ClientState::Asleep);
+        }
+        guests.push(asleep.guest("launch", &[]));
+    }
+    guests.iter().for_each(|guest| asleep.until(guest, ClientState::Asleep));
+    assert_eq!(asleep.free(), ALL);
+    asleep.go();
+    guests.into_iter().for_each(expect_all_done);
+}
+
 #[test]
 fn several_sleep_while_another_works_and_all_wake() {
     let asleep = Asleep::start();

@@ -254,6 +254,24 @@ fn threads_that_call_at_the_same_time_wake_it_once_and_it_sleeps_again() {
     sleeper.finish();
 }
 
+/// `CYCLES` in the environment asks for more of them.
+#[test]
+fn it_goes_and_comes_back_over_and_over_and_each_word_is_right() {
+    let cycles = std::env::var("CYCLES").map_or(50, |cycles| cycles.parse().expect("a number"));
+    let mut sleeper = Sleeper::idle(&["first", "cycles", "launch"], &[("NVSHARE_LOG", "warn")]);
+    for cycle in 0..cycles {
+        sleeper.leave();
+        assert_eq!(sleeper.sleep(), Answer::Asleep, "{cycle}");
+        sleeper.write("go", "");
+        sleeper.until_wanted();
+        sleeper.wake();
+        sleeper.until(|m| matches!(m, ClientMessage::ReqLock).then_some(()));
+        sleeper.grant();
+    }
+    sleeper.write("end", "");
+    sleeper.finish();
+}
+
 #[test]
 fn what_needs_no_driver_is_answered_asleep() {
     let mut sleeper = Sleeper::parked(&["event_query"], &[]);
