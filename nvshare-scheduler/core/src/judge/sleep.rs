@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use nvshare_proto::{Amount, GpuUuid, MemoryMode};
 
-use crate::policy::sleep::{self, Candidate, RestStep, Resting, Step};
+use crate::policy::rest::{self, Resting};
+use crate::policy::sleep::{self, Candidate, Step};
 use crate::state::State;
 use crate::state::client::{Client, ClientId, Phase};
 use crate::state::gpu::{CapacitySource, Gpu};
@@ -32,11 +33,11 @@ impl State {
 
     /// Returns what is done about a client that may have rested for long enough, or `None` if clients do not go by themselves, or this
     /// one never can.
-    pub(crate) fn next_step_of_rest(&self, client: &Client, is_another_going: bool) -> Option<RestStep> {
+    pub(crate) fn next_step_of_rest(&self, client: &Client, is_another_going: bool) -> Option<rest::Step> {
         let after = self.config().sleep_after.filter(|_| self.may_ever_sleep(client))?;
         // Work that it has or waits for now is heard of later, if at all.
         let may_go = self.why_no_sleep(client).is_none();
-        Some(sleep::next_step_of_rest(Resting {
+        Some(rest::next_step(Resting {
             rested: if may_go { self.now().saturating_sub(client.rest.since) } else { Duration::ZERO },
             after,
             in_vain: client.rest.in_vain,

@@ -12,6 +12,7 @@
 //! | how long is an answer waited for, and when is it asked for again? | [`patience`] |
 //! | do jobs that fit get more done side by side, or by turns? | [`progress`] |
 //! | how long is a turn? | [`quantum`] |
+//! | when does a client that rests go to sleep by itself? | [`rest`] |
 //! | who is interactive? | [`rhythm`] |
 //! | when does a client go to sleep, and when may it come back? | [`sleep`] |
 //! | who takes turns though all fits, and how long? | [`slices`] |
@@ -31,6 +32,7 @@ pub(crate) mod pace;
 pub(crate) mod patience;
 pub(crate) mod progress;
 pub(crate) mod quantum;
+pub(crate) mod rest;
 pub(crate) mod rhythm;
 pub(crate) mod sleep;
 pub(crate) mod slices;

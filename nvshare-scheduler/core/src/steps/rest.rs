@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::policy::sleep::RestStep;
+use crate::policy::rest::Step;
 use crate::state::client::ClientId;
 use crate::steps::books::Books;
 
@@ -38,13 +38,13 @@ impl Books {
             self.agenda().going_by_itself().is_some_and(|other| self.state().is_going(other));
         match self.state().next_step_of_rest(client, is_another_going) {
             None => {}
-            Some(RestStep::LookAgain(time)) => self.look_at_rest_in(time, id),
-            Some(RestStep::Ask { look_in }) => {
+            Some(Step::LookAgain(time)) => self.look_at_rest_in(time, id),
+            Some(Step::Ask { look_in }) => {
                 self.change_rest(id, |rest| rest.is_asked = true);
                 self.ask_for_counters(id);
                 self.look_at_rest_in(look_in, id);
             }
-            Some(RestStep::Go) => self.go_by_itself(id),
+            Some(Step::Go) => self.go_by_itself(id),
         }
     }
 
