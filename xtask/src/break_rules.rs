@@ -178,7 +178,7 @@ impl Places {
     }
 }
 
-/// Does something for each of these, [`AT_ONCE`] at the same time. What goes on beyond the time that it `works_for` only waits.
+/// Does something for each of these, [`AT_ONCE`] at the same time. Work that goes on beyond the time that it `works_for` only waits.
 fn each<T: Copy + Send>(
     items: impl Iterator<Item = T>,
     works_for: impl Fn(&T) -> Duration,

@@ -267,6 +267,7 @@ fn it_goes_and_comes_back_over_and_over_and_each_word_is_right() {
         sleeper.wake();
         sleeper.until(|m| matches!(m, ClientMessage::ReqLock).then_some(()));
         sleeper.grant();
+        wait_until("it has computed", || std::fs::remove_file(sleeper.file("begin")).is_ok());
     }
     sleeper.write("end", "");
     sleeper.finish();

@@ -89,7 +89,7 @@ fn manner(call: &str) -> Manner {
         "cuStreamCreate",
         "cuStreamWaitEvent",
     ];
-    // What the end of an event does was not measured; it is taken to be like the question for one.
+    // The end of an event was not measured; it is taken to be like the question for one.
     const STOP: [&str; 5] =
         ["cuCtxSynchronize", "cuStreamSynchronize", "cuStreamQuery", "cuEventQuery", "cuEventDestroy_v2"];
     let is_about = |part: &str| call.contains(part);

@@ -2,7 +2,7 @@
 //!
 //! It stays parked all the while. The mover makes the driver's calls. Until the process is back, nothing may be done that needs the
 //! driver. Messages that come while the mover tries to go are kept until it is known whether the process stays. A process that has gone
-//! is brought back by WAKE alone: the scheduler knows where there is memory for it. What the scheduler said before it heard ASLEEP is
+//! is brought back by WAKE alone: the scheduler knows where there is memory for it. Its messages from before it heard ASLEEP are
 //! void, and it says what is true when the process is back.
 //!
 //! A call of the program that waits asks the scheduler for the way back, since the card may be full. If no scheduler answers for as long

@@ -53,7 +53,7 @@ impl Books {
     /// Has a client give back all room that can be moved, on each of its GPUs.
     fn evict_all_of(&mut self, id: ClientId) {
         let now = self.state().now();
-        // What a look before the eviction has shown beside its memory may be room that it did not use.
+        // A look before the eviction may have shown room that it did not use.
         self.change_client(id, |client| client.sleep = Sleep::Ordered { since: now, evicted: true });
         self.agenda_mut().follow_sleeper_at(now + MAX_WAIT_FOR_LOOK, id);
         for uuid in self.state().gpus_used_by(id) {

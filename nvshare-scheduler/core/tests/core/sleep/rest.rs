@@ -9,7 +9,7 @@ const AFTER: u64 = 60;
 /// Clients that go by themselves, and answer as libraries do.
 struct Resting {
     cards: Cards,
-    /// What each client's counters say of its submissions.
+    /// Each client's submissions, as its counters have them.
     gated: BTreeMap<u64, u64>,
     /// The clients that were asked for their counters.
     asked: Vec<u64>,
@@ -71,8 +71,8 @@ impl Resting {
         went
     }
 
-    /// A call of the client's program brings it back.
-    fn is_called(&mut self, client: u64) {
+    /// Has a call of the client's program bring it back.
+    fn call(&mut self, client: u64) {
         assert!(self.cards.asleep.contains(&client));
         let sent = self.cards.table.say(client, ClientMessage::WakeWanted);
         assert_eq!(woken(&sent), [client]);
@@ -97,7 +97,7 @@ fn a_client_without_work_goes_by_itself_where_not_all_memory_fits() {
     let said = format!("client 1 has had no work for {AFTER} s, and goes to sleep");
     assert!(resting.cards.table.notes.contains(&said), "{:?}", resting.cards.table.notes);
     // None of the two has a wake to fear.
-    resting.is_called(2);
+    resting.call(2);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn nobody_goes_unless_it_is_configured() {
     let config = |after| Config { reserve: Some(0), gpu_memory: None, sleep_after: after, ..config(false) };
     resting.cards.table.core.configure(config(Some(MS(2000))), MS(resting.cards.table.now));
     assert!(resting.goes_within(1, 10).is_some());
-    resting.is_called(1);
+    resting.call(1);
     resting.cards.table.core.configure(config(None), MS(resting.cards.table.now));
     assert_eq!(resting.goes_within(1, 3600), None);
 }
@@ -180,7 +180,7 @@ fn a_client_that_comes_back_in_vain_rests_longer_each_time() {
     for _ in 0..5 {
         waited.push(resting.goes_within(1, 40 * AFTER).unwrap() / AFTER);
         resting.pass(10);
-        resting.is_called(1);
+        resting.call(1);
     }
     assert_eq!(waited, [1, 2, 4, 8, 16]);
     // Work makes up for it.
@@ -196,7 +196,7 @@ fn a_client_that_an_administrator_sent_to_sleep_has_not_come_back_in_vain() {
     let mut resting = Resting::with(&[(1, 9, 1), (2, 9, 1)]);
     resting.pass(2);
     resting.cards.sleeps(1);
-    resting.is_called(1);
+    resting.call(1);
     let at = resting.goes_within(1, 2 * AFTER).unwrap();
     assert_eq!(at / AFTER, 1);
 }

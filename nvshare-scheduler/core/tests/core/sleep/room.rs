@@ -1,0 +1,178 @@
+//! The memory that sleepers need to come back, and who gets it.
+
+use super::*;
+
+/// It has more room than memory while nobody waits, and a look then shows nothing beside its room.
+#[test]
+fn what_a_client_needs_is_what_is_seen_when_its_memory_has_left() {
+    let mut cards = Cards::with(&[]);
+    cards.comes(1, usage(2 * GIB, 2 * GIB), GIB);
+    let epoch = cards.table.runs(1);
+    cards.table.say(1, ClientMessage::Usage(usage(2 * GIB, 0)));
+    assert!(cards.table.core.gpu_status()[0].resident > 2 * GIB, "it has room that it does not use");
+    let sees = |cards: &mut Cards, bytes| {
+        cards.table.now += 1000;
+        let used = BTreeMap::from([(1, bytes)]);
+        cards.table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }))
+    };
+    sees(&mut cards, 3 * GIB);
+    sees(&mut cards, 3 * GIB);
+    cards.order(1).unwrap();
+    cards.table.sent();
+    sees(&mut cards, 3 * GIB);
+    let sent = cards.table.say(1, ClientMessage::Idle { epoch });
+    cards.table.say(1, ClientMessage::Usage(usage(2 * GIB, 2 * GIB)));
+    assert!(!told_to_sleep(&cards.table.give_back(sent)), "it is looked at once more");
+    assert!(told_to_sleep(&sees(&mut cards, GIB)));
+    cards.table.say(1, ClientMessage::Asleep);
+    assert_eq!(cards.table.core.asleep_status()[0].needs[0].bytes, GIB);
+}
+
+/// One look alone has shown its contexts, so they did not count yet.
+#[test]
+fn contexts_that_come_back_count_at_once() {
+    let mut cards = Cards::with(&[(1, 0, 0)]);
+    cards.contexts.insert(1, GIB);
+    cards.sleeps(1);
+    assert_eq!(woken(&cards.wake(1).1), [1]);
+    cards.awakes(1);
+    assert_eq!(cards.capacity(), 15);
+}
+
+/// NVML shows processes by numbers that this one does not have here.
+#[test]
+fn a_client_that_nobody_sees_on_the_card_stays() {
+    let mut cards = Cards::new();
+    let identity = Identity { pid: None, process: Some(1), ..Identity::default() };
+    let register = Register { memory: MemoryMode::Swap, ..newcomer(Gate::Closed, usage(0, 0)) };
+    cards.table.happens(Event::Registered { client: 1, identity, register });
+    let sees_nothing = |cards: &mut Cards| {
+        let mut sent = cards.table.wait_until(cards.table.now + 1000);
+        let measured = Measured { gpu: gpu(0), available: CAPACITY, used: BTreeMap::new() };
+        sent.append(&mut cards.table.happens(Event::Measured(measured)));
+        sent
+    };
+    sees_nothing(&mut cards);
+    sees_nothing(&mut cards);
+    cards.order(1).unwrap();
+    let sent: Sent = (0..15).flat_map(|_| sees_nothing(&mut cards)).collect();
+    assert!(!told_to_sleep(&sent), "{sent:?}");
+    let said = "client 1 does not go to sleep: NVML does not show what its contexts take";
+    assert!(cards.table.notes.iter().any(|note| note == said), "{:?}", cards.table.notes);
+}
+
+/// Of what several leave, as much stays free as the one needs that had most. The rest is given away.
+#[test]
+fn what_sleepers_leave_is_given_away_but_for_the_largest() {
+    let mut cards = Cards::with(&[(1, 0, 1), (2, 0, 3), (3, 0, 2), (4, 1, 0)]);
+    assert_eq!(cards.capacity(), 10);
+    for (client, capacity) in [(1, 10), (2, 11), (3, 13)] {
+        cards.sleeps(client);
+        assert_eq!(cards.capacity(), capacity, "3 GiB stay free, when {client} is asleep too");
+    }
+    cards.assert_all_fit();
+}
+
+/// A wake without room would cost the program its life.
+#[test]
+fn sleepers_come_back_one_by_one_and_only_when_there_is_room() {
+    let mut cards = Cards::with(&[(1, 0, 2), (2, 0, 3), (3, 0, 2), (4, 13, 0)]);
+    for client in [1, 2, 3] {
+        cards.sleeps(client);
+    }
+    assert_eq!(cards.capacity(), 13);
+    let epoch = cards.table.runs(4);
+    cards.table.say(4, ClientMessage::Usage(usage(13 * GIB, 0)));
+    cards.table.say(4, ClientMessage::Idle { epoch });
+    cards.measure();
+    // There is a place for each one of them, and for one alone.
+    let sent = cards.table.say(2, ClientMessage::WakeWanted);
+    assert_eq!(woken(&sent), [2]);
+    let mut waits = cards.table.say(3, ClientMessage::WakeWanted);
+    cards.table.now += 1;
+    waits.append(&mut cards.table.say(1, ClientMessage::WakeWanted));
+    waits.append(&mut cards.measure());
+    assert_eq!(woken(&waits), [], "one comes back at a time");
+    let sent = cards.awakes(2);
+    cards.assert_all_fit();
+    assert_eq!(woken(&sent), [], "there is no room for another one");
+    let evicts = |(client, message): &(u64, SchedulerMessage)| {
+        *client == 4 && matches!(message, SchedulerMessage::Evict(_))
+    };
+    assert!(waits.iter().any(evicts), "the neighbour is idle, and what it has leaves: {waits:?}");
+    assert_eq!(woken(&cards.table.give_back(waits)), [], "nobody has seen that memory is free");
+    let mut sent = cards.measure();
+    assert_eq!(woken(&sent), [3], "the first that wanted it");
+    sent.append(&mut cards.awakes(3));
+    cards.assert_all_fit();
+    let mut all = cards.table.give_back(sent);
+    all.append(&mut cards.measure());
+    assert_eq!(woken(&all)[1..], [1]);
+    cards.awakes(1);
+    cards.assert_all_fit();
+}
+
+/// A client that has the whole GPU and is busy is asked for it when its turn is over, and goes on afterwards.
+#[test]
+fn a_busy_client_makes_way_for_one_that_comes_back_and_goes_on() {
+    let mut cards = Cards::with(&[(1, 0, 4), (4, 12, 0)]);
+    cards.sleeps(1);
+    // It came back to a scheduler that had no sleepers: it has more than there is beside one.
+    let epoch = cards.table.runs(4);
+    cards.table.say(4, ClientMessage::Usage(usage(12 * GIB, 0)));
+    cards.comes(2, usage(0, 0), 3 * GIB);
+    cards.measure();
+    cards.measure();
+    let mut sent = cards.table.say(1, ClientMessage::WakeWanted);
+    for _ in 0..3 {
+        sent.append(&mut cards.measure());
+    }
+    assert_eq!(woken(&sent), [], "it has no place");
+    assert_eq!(asked_to_leave(&sent, 4), Some(epoch), "{sent:?}");
+    let mut sent = cards.table.say(4, ClientMessage::LockReleased { epoch });
+    sent.append(&mut cards.table.say(4, ClientMessage::ReqLock));
+    sent = cards.table.give_back(sent);
+    cards.table.say(4, ClientMessage::Usage(usage(12 * GIB, 3 * GIB)));
+    for _ in 0..2 {
+        sent.append(&mut cards.measure());
+    }
+    assert_eq!((woken(&sent), granted(&sent, 4)), (vec![1], None), "{sent:?}");
+    cards.assert_all_fit();
+    let mut sent = cards.awakes(1);
+    sent.append(&mut cards.measure());
+    assert!(granted(&sent, 4).is_some(), "it has room for all that it has again: {sent:?}");
+}
+
+#[test]
+fn one_that_does_not_come_back_does_not_keep_others() {
+    let mut cards = Cards::with(&[(1, 0, 1), (2, 0, 1)]);
+    cards.sleeps(1);
+    cards.sleeps(2);
+    assert_eq!(woken(&cards.table.say(1, ClientMessage::WakeWanted)), [1]);
+    assert_eq!(woken(&cards.table.say(2, ClientMessage::WakeWanted)), []);
+    let sent = cards.table.wait_until(cards.table.now + 11_000);
+    assert_eq!(woken(&sent), [2]);
+    assert!(cards.table.core.client_status().iter().any(|row| row.client == 1 && row.stuck));
+    cards.awakes(1);
+    assert!(!cards.table.core.client_status().iter().any(|row| row.client == 1 && row.stuck));
+}
+
+/// A process without nvshare has taken the memory that the first would need.
+#[test]
+fn one_that_finds_no_place_does_not_keep_others_off_the_card() {
+    let mut cards = Cards::with(&[(1, 0, 3), (2, 0, 1)]);
+    cards.sleeps(1);
+    cards.sleeps(2);
+    let measure = |cards: &mut Cards| {
+        let mut sent = cards.table.wait_until(cards.table.now + 1000);
+        let measured = Measured { gpu: gpu(0), available: 2 * GIB, used: BTreeMap::new() };
+        sent.append(&mut cards.table.happens(Event::Measured(measured)));
+        sent
+    };
+    measure(&mut cards);
+    assert_eq!(woken(&cards.table.say(1, ClientMessage::WakeWanted)), []);
+    cards.table.now += 1;
+    assert_eq!(woken(&cards.table.say(2, ClientMessage::WakeWanted)), [], "the first has a while");
+    let sent: Sent = (0..11).flat_map(|_| measure(&mut cards)).collect();
+    assert_eq!(woken(&sent), [2]);
+}
