@@ -84,9 +84,53 @@ static void with_managed_memory(void) {
     EXPECT(seen(0) == 3);
 }
 
+/* Other processes may get what another device reaches: the device sees the program's words afterwards, too. */
+static int give(uint64_t at) { char handle[64]; return FN(cuIpcGetMemHandle)(handle, at); }
+static void set_word(uint64_t at, size_t bytes, uint32_t value) {
+    CHECK(FN(cuMemsetD32_v2)(at, value, bytes / 4));
+    CHECK(FN(cuCtxSynchronize)());
+}
+static unsigned synchronous(uint64_t at) {
+    unsigned value = 7;
+    CHECK(FN(cuPointerGetAttribute)(&value, 6, at));
+    return value;
+}
+static void shared(void) {
+    start();
+    uint64_t a = filled(BYTES, 5), b = filled(BYTES, 6), one = filled(4096, 1), two = filled(4096, 2);
+    unsigned on = 1;
+    CHECK(describe(a, BYTES));
+    CHECK(give(a));
+    set_word(a, BYTES, 9);
+    EXPECT(seen(0) == 9 && seen(BYTES - 4) == 9);
+    close(descriptor);
+    CHECK(FN(cuPointerSetAttribute)(&on, 6, b));
+    CHECK(give(b));
+    EXPECT(synchronous(b) == 1);
+    CHECK(describe(one, 4096));
+    CHECK(give(two));
+    set_word(one, 4096, 3);
+    EXPECT(seen(0) == 3);
+    holds_in_each_word(two, 4096, 2);
+}
+
+/* Work runs all the while that the device comes to reach the memory. The argument is the answer to the call for a handle. */
+static void shared_in_use(int answer) {
+    start();
+    load_kernel();
+    uint64_t a = filled(BYTES, 5);
+    CHECK(launch(a, BYTES / 4, 1500 * 1000, NULL));
+    CHECK(describe(a, BYTES));
+    CHECK(FN(cuCtxSynchronize)());
+    EXPECT(give(a) == answer);
+    set_word(a, BYTES, 9);
+    EXPECT(seen(0) == 9 && seen(BYTES - 4) == 9);
+}
+
 int main(int argc, char **argv) {
-    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"turns", turns}, {"managed", with_managed_memory}};
-    for (int i = 0; i < 3; i++)
+    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"turns", turns}, {"managed", with_managed_memory}, {"shared", shared}};
+    if (argc > 2 && !strcmp("shared in use", argv[1])) { shared_in_use(atoi(argv[2])); return 0; }
+    for (int i = 0; i < 4; i++)
         if (argc > 1 && !strcmp(all[i].name, argv[1])) { all[i].does(); return 0; }
     return 2;
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 
 use super::pointers;
-use super::target::{answer, pass_gate_for_addresses, target};
+use super::target::{answer, pass_gate_and_pin, pass_gate_for_addresses, target};
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdeviceptr, CUipcMemHandle, CUresult};
 use crate::memory::allocations::{self, Allocation};
@@ -130,17 +130,7 @@ pub(crate) unsafe fn get_handle_for_range(
     if allocated.as_ref().is_some_and(is_beyond) {
         return CUresult::INVALID_VALUE;
     }
-    pass_gate_for_addresses(|| {
-        let result = call();
-        if result == CUresult::SUCCESS {
-            let why = "other devices can reach them";
-            match &allocated {
-                Some(allocation) => physical::pin_allocated(allocation, why),
-                None => physical::pin_range(base, bytes, why),
-            }
-        }
-        result
-    })
+    pass_gate_and_pin(allocated.as_deref(), (base, bytes), "other devices can reach them", call)
 }
 
 /// The program shares memory that moves: memory that it allocates from now on can be shared, and does not move.

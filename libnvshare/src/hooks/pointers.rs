@@ -9,7 +9,7 @@ mod mapped;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 
-use super::target::pass_gate_for_addresses;
+use super::target::pass_gate_and_pin;
 use crate::driver;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CU_POINTER_ATTRIBUTE_IS_MANAGED, CUdeviceptr, CUmemLocation, CUresult};
@@ -171,20 +171,15 @@ pub(crate) unsafe fn set_attribute(
         }
         return result;
     }
-    pass_gate_for_addresses(|| {
+    let set = || {
         let result = call();
         if result == CUresult::SUCCESS {
-            let why = "the program has set an attribute of theirs";
-            match allocated {
-                Some(allocation) => {
-                    allocation.set_attributed();
-                    physical::pin_allocated(&allocation, why);
-                }
-                None => physical::pin_range(pointer, 1, why),
-            }
+            allocated.iter().for_each(|allocation| allocation.set_attributed());
         }
         result
-    })
+    };
+    let why = "the program has set an attribute of theirs";
+    pass_gate_and_pin(allocated.as_deref(), (pointer, 1), why, set)
 }
 
 /// `cuMemGetAddressRange`: the driver does not know memory that is away, and takes chunks for allocations.

@@ -4,8 +4,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::driver;
-use crate::driver::types::{CU_MEM_LOCATION_TYPE_DEVICE, CUdevice, CUresult, CUstream, MemoryProperties};
+use crate::driver::types::{
+    CU_MEM_LOCATION_TYPE_DEVICE, CUdevice, CUdeviceptr, CUresult, CUstream, MemoryProperties,
+};
+use crate::memory::allocations::Allocation;
 use crate::memory::devices::{self, Device};
+use crate::memory::{physical, sharing};
 use crate::session;
 use crate::work::contexts::{self, Context};
 use crate::work::gate::{self, FrameMark};
@@ -72,6 +76,29 @@ pub(crate) fn pass_gate_for_addresses(call: impl FnOnce() -> CUresult) -> CUresu
     let result = call();
     gate::leave(pass, &mark, CUresult::NOT_READY);
     result
+}
+
+/// Makes a call after which devices that are no GPUs may reach memory: an allocation, or what is mapped in a range. It stays on the
+/// card then. An allocation that can get a handle (CUDA IPC) is made ready for that before.
+pub(crate) fn pass_gate_and_pin(
+    allocated: Option<&Allocation>,
+    (at, bytes): (CUdeviceptr, u64),
+    why: &str,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let due = allocated.filter(|allocation| sharing::is_exchange_due(allocation));
+    let _one = due.map(|_| sharing::one_at_a_time());
+    pass_gate_for_addresses(|| {
+        due.into_iter().for_each(sharing::exchange_before_reach);
+        let result = call();
+        if result == CUresult::SUCCESS {
+            match allocated {
+                Some(allocation) => physical::pin_allocated(allocation, why),
+                None => physical::pin_range(at, bytes, why),
+            }
+        }
+        result
+    })
 }
 
 /// Writes the result of an allocation to the caller's place.

@@ -2,8 +2,14 @@
 //!
 //! With the first handle of an allocation its memory is [exchanged](super::mapping::Mapped::make_exportable), while none of the
 //! program's work runs. The memory stays on the card from then on. A small allocation is shared with its slab, as the driver does.
+//!
+//! A device that reaches the memory by its descriptor (dma-buf) would go on to reach the old memory. So such memory is not exchanged
+//! any more. It is exchanged before, since many programs do both with the same memory.
 
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use nvshare_proto::ThrottledLine;
 use nvshare_proto::units::MIB;
@@ -11,12 +17,15 @@ use nvshare_proto::units::MIB;
 use super::allocations::{Allocation, Kind};
 use super::backing::{AllocationRequest, Work};
 use super::exports::Means;
-use super::mapping::least_piece;
+use super::mapping::{Mapped, least_piece};
 use super::{admission, deferred_free, devices, exports, free, physical};
 use crate::driver::types::{CUipcMemHandle, CUresult};
 use crate::process::lock::lock;
-use crate::process::{log, passing};
+use crate::process::{lifecycle, log, passing};
 use crate::work::standstill;
+
+/// How often the program's work may run for too long before a device reaches memory. Each time, a call of the program waits.
+const MAX_RESTLESS: u32 = 8;
 
 /// Held while an allocation comes to be shared: from before the thread passes the gate.
 pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
@@ -35,6 +44,47 @@ pub(crate) fn handle_of(allocation: &Allocation) -> Option<Result<CUipcMemHandle
         return Some(Err(CUresult::INVALID_VALUE));
     }
     exports::handle_of(allocation.id).map(Ok)
+}
+
+/// Whether the exchange of an allocation harms nobody: its memory is exchanged already, or no device reaches it.
+fn may_be_exchanged(allocation: &Allocation) -> bool {
+    let is_exchanged = || allocation.mapped.as_ref().is_some_and(Mapped::is_exportable);
+    !allocation.is_pinned() || is_exchanged()
+}
+
+/// Exchanges an allocation, as far as it has not been exchanged. None of the program's work runs.
+fn exchange(holder: &Allocation, most: usize) -> Result<(), CUresult> {
+    if !may_be_exchanged(holder) {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let mapped = holder.mapped.as_ref().ok_or(CUresult::INVALID_VALUE)?;
+    mapped.make_exportable(holder.base, holder.device, &holder.context_to_move_in(), most)
+}
+
+/// Whether an allocation can be exchanged before a device reaches it.
+pub(crate) fn is_exchange_due(allocation: &Allocation) -> bool {
+    let holder = allocation.holder();
+    is_possible(allocation)
+        && !lifecycle::is_forked()
+        && !holder.is_pinned()
+        && !holder.mapped.as_ref().is_none_or(Mapped::is_exportable)
+}
+
+/// Exchanges an allocation before a device reaches it, so that it can get a handle later. Without rest, or room, it gets none later.
+/// The thread holds [`one_at_a_time`] and is inside the gate.
+pub(crate) fn exchange_before_reach(allocation: &Allocation) {
+    static RESTLESS: AtomicU32 = AtomicU32::new(0);
+    if !is_exchange_due(allocation) || RESTLESS.load(Ordering::Relaxed) >= MAX_RESTLESS {
+        return;
+    }
+    let make = || exchange(allocation.holder(), passing::MAX_DESCRIPTORS);
+    let Some(made) = standstill::make_at_rest(Duration::ZERO, make) else {
+        RESTLESS.fetch_add(1, Ordering::Relaxed);
+        return;
+    };
+    if let Err(error) = made {
+        log::debug(format_args!("memory is not exchanged before a device reaches it: {error:?}"));
+    }
 }
 
 /// Memory on the card that makes way for the memory that is exchanged. It is in the account, and other programs make room for it.
@@ -78,27 +128,30 @@ pub(crate) fn share(allocation: &Arc<Allocation>, room: Option<Room>) -> Result<
         CUresult::OPERATING_SYSTEM
     };
     let refused = |error: &CUresult| say_refused(allocation, format_args!("{error:?}"));
-    let means = Means::get().map_err(|error| no_means(format_args!("{error}")))?;
     let holder = allocation.holder();
+    if !may_be_exchanged(holder) {
+        say_refused(allocation, format_args!("other devices may reach this memory where it is now"));
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let means = Means::get().map_err(|error| no_means(format_args!("{error}")))?;
     let mapped = holder.mapped.as_ref().ok_or(CUresult::INVALID_VALUE)?;
-    let context = holder.context_to_move_in();
+    let is_exchanged = mapped.is_exportable();
+    let needed = if is_exchanged { mapped.parts() } else { 1 };
     let export = match exports::find(holder.id) {
         Some(export) if export.is_intact() => export,
-        Some(_lost) => exports::describe(holder.id, &means, mapped.describe(&context).inspect_err(refused)?),
-        None if means.descriptors == 0 => {
+        None if means.descriptors < needed => {
             return Err(no_means(format_args!(
                 "half of the descriptors that this process may have (RLIMIT_NOFILE) are of shared memory"
             )));
         }
-        None => {
+        // It stays where it is.
+        _ if is_exchanged && holder.is_pinned() => {
+            let parts = mapped.describe(&holder.context_to_move_in()).inspect_err(refused)?;
+            exports::describe(holder.id, &means, parts)
+        }
+        _ => {
             let is_last_try = room.is_some();
-            let parts = standstill::make(|| {
-                drop(room);
-                let most = means.descriptors;
-                let parts = mapped.make_exportable(holder.base, holder.device, &context, most)?;
-                physical::pin_allocated(allocation, "other processes can reach them");
-                Ok(parts)
-            });
+            let parts = standstill::make(|| exchange_and_pin(allocation, means.descriptors, room));
             let parts = parts.unwrap_or(Err(CUresult::NOT_READY)).inspect_err(|error| {
                 if is_last_try || *error != CUresult::OUT_OF_MEMORY {
                     refused(error);
@@ -114,6 +167,21 @@ pub(crate) fn share(allocation: &Arc<Allocation>, room: Option<Room>) -> Result<
         exports::forget(allocation.id);
     }
     handle_of(allocation).unwrap_or(Err(CUresult::INVALID_VALUE))
+}
+
+/// Exchanges an allocation and describes it: from now on it stays on the card. None of the program's work runs.
+fn exchange_and_pin(
+    allocation: &Allocation,
+    most: usize,
+    room: Option<Room>,
+) -> Result<Vec<(u64, OwnedFd)>, CUresult> {
+    let holder = allocation.holder();
+    let mapped = holder.mapped.as_ref().ok_or(CUresult::INVALID_VALUE)?;
+    drop(room);
+    exchange(holder, most)?;
+    let parts = mapped.describe(&holder.context_to_move_in())?;
+    physical::pin_allocated(allocation, "other processes can reach them");
+    Ok(parts)
 }
 
 fn say_refused(allocation: &Allocation, why: std::fmt::Arguments<'_>) {

@@ -12,13 +12,21 @@ const BY_HANDLES: &str = "shares_memory";
 const BY_DESCRIPTORS: &str = "dma_bufs";
 
 fn natively(guest: &str, what: &str) {
-    Program::guest(&World::simulated(CARD), guest, &[what]).alone().start().finish().passed();
+    natively_with(guest, &[what]);
+}
+
+fn natively_with(guest: &str, arguments: &[&str]) {
+    Program::guest(&World::simulated(CARD), guest, arguments).alone().start().finish().passed();
 }
 
 fn under_nvshare(guest: &str, what: &str) -> Finished {
+    under_nvshare_with(guest, &[what])
+}
+
+fn under_nvshare_with(guest: &str, arguments: &[&str]) -> Finished {
     let world = World::with_memory("swap", CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    let finished = Program::guest(&world, guest, &[what]).start().finish();
+    let finished = Program::guest(&world, guest, arguments).start().finish();
     finished.passed();
     finished
 }
@@ -96,6 +104,21 @@ fn calls_for_descriptors_answer_as_natively() {
 #[test]
 fn memory_that_other_devices_reach_stays_while_other_memory_moves() {
     stays_while_other_memory_moves(BY_DESCRIPTORS);
+}
+
+/// A device that reaches memory goes on to reach it when the program shares it with processes, too.
+#[test]
+fn memory_that_other_devices_reach_is_shared_with_processes() {
+    natively(BY_DESCRIPTORS, "shared");
+    under_nvshare(BY_DESCRIPTORS, "shared");
+}
+
+/// The device came to reach it while work ran, so it could not be exchanged before.
+#[test]
+fn memory_that_other_devices_reach_is_not_exchanged() {
+    natively_with(BY_DESCRIPTORS, &["shared in use", "0"]);
+    let log = under_nvshare_with(BY_DESCRIPTORS, &["shared in use", "1"]).log;
+    assert!(log.contains("36 MiB cannot be shared with other processes: other devices may reach"), "{log}");
 }
 
 #[test]

@@ -59,9 +59,18 @@ struct Part<'a> {
 }
 
 impl Mapped {
-    /// Exchanges the memory of an allocation for such memory, and makes a descriptor for each part: its bytes, and the descriptor.
-    /// No work of the program may be running, and the gate has to be shut. With an error all contents are where they were. There
-    /// are `most` parts at most.
+    /// Whether each part of the allocation has such memory. A part loses it when it leaves the card.
+    pub(in crate::memory) fn is_exportable(&self) -> bool {
+        self.lock().iter().all(|chunk| chunk.exportable)
+    }
+
+    /// The number of parts, each of which needs a descriptor.
+    pub(in crate::memory) fn parts(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Exchanges the memory of an allocation for such memory, as far as it has none. No work of the program may be running, and the
+    /// gate has to be shut. With an error all contents are where they were. There are `most` parts at most.
     ///
     /// # Errors
     /// A part is not on the card, the card has no room for one more, or the driver's error.
@@ -71,7 +80,7 @@ impl Mapped {
         device: CUdevice,
         context: &Context,
         most: usize,
-    ) -> Result<Vec<(u64, OwnedFd)>, CUresult> {
+    ) -> Result<(), CUresult> {
         let mut chunks = self.lock();
         // The library itself may look at a chunk.
         while chunks.iter().any(|chunk| chunk.moving) && !lifecycle::is_exiting() {
@@ -81,12 +90,19 @@ impl Mapped {
         if chunks.iter().any(|chunk| chunk.moving || chunk.physical.is_none()) {
             return Err(CUresult::NOT_READY);
         }
-        let span = chunks.iter().map(|chunk| chunk.bytes).sum();
-        let least = least_piece(span, most);
+        // An exchange that failed may have done a part of them.
+        let done = chunks.iter().filter(|chunk| chunk.exportable).count();
+        let span = chunks.iter().filter(|chunk| !chunk.exportable).map(|chunk| chunk.bytes).sum();
+        let least = least_piece(span, most.saturating_sub(done));
         let free = context.with(driver::free_memory).ok().and_then(Result::ok).unwrap_or(0);
         let (mut piece, mut from) = (piece(span, least, free), 0);
-        while from < chunks.len() {
-            let count = taken(chunks.iter().skip(from).map(|chunk| chunk.bytes), piece);
+        while let Some(first) = chunks.get(from) {
+            if first.exportable {
+                from += 1;
+                continue;
+            }
+            let next = chunks.iter().skip(from).take_while(|chunk| !chunk.exportable);
+            let count = taken(next.map(|chunk| chunk.bytes), piece);
             let old = chunks.get(from..from + count).unwrap_or_default();
             let offset = old.first().map_or(0, |first| first.offset);
             let bytes = old.iter().map(|chunk| chunk.bytes).sum();
@@ -100,33 +116,29 @@ impl Mapped {
                 }
                 exchanged => Some(exchanged?),
             };
-            let (host, moving, guessed, unused) = (Vec::new(), false, false, None);
-            let new = Chunk { offset, bytes, physical, host, moving, guessed, unused };
+            let new = Chunk { physical, exportable: true, ..Chunk::absent(offset, bytes) };
             for gone in chunks.splice(from..from + count, [new]) {
                 // Others write to the memory: what the host has of it is worth nothing.
                 host_pool::give_back(copies::slots(gone.host));
             }
             from += 1;
         }
-        describe(&chunks, context)
+        Ok(())
     }
 
-    /// Makes descriptors anew for memory that was exchanged earlier: bytes of each part, and the descriptor.
+    /// Makes a descriptor for each part of such memory: its bytes, and the descriptor.
     ///
     /// # Errors
     /// The driver's.
     pub(in crate::memory) fn describe(&self, context: &Context) -> Result<Vec<(u64, OwnedFd)>, CUresult> {
-        describe(&self.lock(), context)
+        let chunks = self.lock();
+        let described = |chunk: &Chunk| {
+            let physical = chunk.physical.ok_or(CUresult::NOT_READY)?;
+            Ok((chunk.bytes, driver::export_physical(physical)?))
+        };
+        let all = context.with(|| chunks.iter().map(described).collect());
+        all.unwrap_or(Err(CUresult::DEINITIALIZED))
     }
-}
-
-fn describe(chunks: &[Chunk], context: &Context) -> Result<Vec<(u64, OwnedFd)>, CUresult> {
-    let described = |chunk: &Chunk| {
-        let physical = chunk.physical.ok_or(CUresult::NOT_READY)?;
-        Ok((chunk.bytes, driver::export_physical(physical)?))
-    };
-    let all = context.with(|| chunks.iter().map(described).collect());
-    all.unwrap_or(Err(CUresult::DEINITIALIZED))
 }
 
 impl Part<'_> {

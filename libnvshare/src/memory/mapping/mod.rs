@@ -59,9 +59,19 @@ pub(super) struct Chunk {
     pub(super) moving: bool,
     /// The look is one at memory that stays, beside the program's work: it may take as long as that work.
     pub(super) guessed: bool,
+    /// The memory behind the chunk was made for descriptors, by an [exchange](Mapped::make_exportable).
+    pub(super) exportable: bool,
     /// The chunk came to the card without contents while the gate was [closed for](crate::work::gate::closed_for) this: until
     /// the gate opens, no work can have written there.
     pub(super) unused: Option<u64>,
+}
+
+impl Chunk {
+    /// A chunk that is not on the card and has no contents.
+    pub(super) fn absent(offset: u64, bytes: u64) -> Self {
+        let (physical, host, unused) = (None, Vec::new(), None);
+        Self { offset, bytes, physical, host, moving: false, guessed: false, exportable: false, unused }
+    }
 }
 
 /// The physical side of an allocation.
@@ -117,15 +127,7 @@ impl Mapped {
     fn reserve_in(asked: u64, chunk: u64, program: Option<Program>) -> Result<(CUdeviceptr, Self), CUresult> {
         let span = span(asked).ok_or(CUresult::OUT_OF_MEMORY)?;
         let base = driver::reserve_addresses(span)?;
-        let new = |(offset, bytes)| Chunk {
-            offset,
-            bytes,
-            physical: None,
-            host: Vec::new(),
-            moving: false,
-            guessed: false,
-            unused: None,
-        };
+        let new = |(offset, bytes)| Chunk::absent(offset, bytes);
         let chunks = Mutex::new(split(span, chunk).map(new).collect());
         let pinned = AtomicBool::new(false);
         Ok((base, Self { asked, chunks, stopped: Condvar::new(), pinned, program, is_slab: false }))
@@ -246,7 +248,7 @@ pub(super) fn destroy(base: CUdeviceptr, chunk: &mut Chunk) {
     let at = base + chunk.offset;
     match driver::unmap(at, chunk.bytes) {
         Ok(()) => {
-            chunk.physical = None;
+            (chunk.physical, chunk.exportable) = (None, false);
             if let Err(error) = driver::release_physical(physical) {
                 log::warn(format_args!("release of {} bytes at {at:#x}: {error:?}", chunk.bytes));
             }

@@ -174,13 +174,8 @@ mod tests {
     #[test]
     fn neighbours_with_memory_are_one_part() {
         let chunk = |(index, there): (usize, &bool)| Chunk {
-            offset: index as u64 * 10,
-            bytes: 10,
             physical: there.then_some(CUmemHandle(1)),
-            host: Vec::new(),
-            moving: false,
-            guessed: false,
-            unused: None,
+            ..Chunk::absent(index as u64 * 10, 10)
         };
         let parts = |there: &[bool]| {
             present(&there.iter().enumerate().map(chunk).collect::<Vec<_>>()).collect::<Vec<_>>()

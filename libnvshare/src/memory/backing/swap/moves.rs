@@ -506,9 +506,7 @@ fn stay_on_host(mapped: &Mapped, index: usize, bytes: u64, device: &Device) {
 
 /// Undoes a mapping of a moment ago, and releases its memory.
 fn undo_map(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
-    let physical = Some(physical);
-    let (offset, host) = (at, Vec::new());
-    destroy(0, &mut Chunk { offset, bytes, physical, host, moving: false, guessed: false, unused: None });
+    destroy(0, &mut Chunk { physical: Some(physical), ..Chunk::absent(at, bytes) });
 }
 
 /// Ends the move of a chunk that comes back, after all its copies are over.
