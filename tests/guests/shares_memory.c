@@ -17,10 +17,48 @@ static int same(struct handle a, struct handle b) { return !memcmp(&a, &b, sizeo
 static int works_by_us(void) { return getenv("LD_PRELOAD") != NULL; }
 
 /* Other processes, each of which does what it is told. They begin before the driver does here. */
-enum what { START, OPEN, CLOSE, ADD, LOOK, GIVE, FREE, ALLOC, RANGE, CLOSE_ALL, HOLD, LET_GO };
+enum what { START, OPEN, CLOSE, ADD, LOOK, GIVE, FREE, ALLOC, RANGE, CLOSE_ALL, HOLD, LET_GO, COPY_ELSEWHERE, RUN_ELSEWHERE };
 struct order { enum what what; struct handle handle; uint64_t at; size_t bytes; uint32_t flags; };
 struct result { int result; uint64_t at; size_t bytes; uint32_t word; struct handle handle; };
 static struct other { pid_t pid; int socket; } others[4];
+
+/* Work of another card with memory that was opened on this one. */
+static void *other_card(void) {
+    void *other;
+    CHECK(FN(cuDevicePrimaryCtxRetain)(&other, 1));
+    CHECK(FN(cuCtxSetCurrent)(other));
+    return other;
+}
+static void copy_elsewhere(uint64_t at, size_t bytes, uint32_t word) {
+    void *stream;
+    other_card();
+    uint64_t there = alloc(bytes);
+    CHECK(FN(cuStreamCreate)(&stream, 1));
+    CHECK(FN(cuMemcpyDtoDAsync_v2)(there, at, bytes, stream));
+    CHECK(FN(cuStreamSynchronize)(stream));
+    holds_in_each_word(there, bytes, word);
+    CHECK(FN(cuMemsetD32_v2)(there, word + 1, bytes / 4));
+    CHECK(FN(cuCtxSynchronize)());
+    CHECK(FN(cuMemcpyDtoD_v2)(at, there, bytes));
+    CHECK(FN(cuCtxSynchronize)());
+    holds_in_each_word(at, bytes, word + 1);
+    CHECK(FN(cuCtxSetCurrent)(context));
+}
+static void run_elsewhere(uint64_t at, struct handle later, size_t bytes, uint32_t word) {
+    uint64_t too;
+    void *other = other_card();
+    CHECK(FN(cuCtxEnablePeerAccess)(context, 0));
+    CHECK(FN(cuCtxSetCurrent)(context));
+    CHECK(take(&too, later, 1));
+    CHECK(FN(cuCtxSetCurrent)(other));
+    load_kernel();
+    CHECK(launch(at, bytes / 4, 100, NULL));
+    CHECK(launch(too, bytes / 4, 100, NULL));
+    CHECK(FN(cuCtxSynchronize)());
+    CHECK(FN(cuCtxSetCurrent)(context));
+    holds_in_each_word(at, bytes, word + 1);
+    holds_in_each_word(too, bytes, word + 1);
+}
 
 static struct result obey(struct order *o) {
     struct result r = {0};
@@ -40,6 +78,8 @@ static struct result obey(struct order *o) {
     case RANGE: r.result = FN(cuMemGetAddressRange_v2)(&r.at, &r.bytes, o->at); break;
     case HOLD: let_wait(1, NULL); break;
     case LET_GO: ready = 1; r.result = FN(cuCtxSynchronize)(); break;
+    case COPY_ELSEWHERE: copy_elsewhere(o->at, o->bytes, o->flags); break;
+    case RUN_ELSEWHERE: run_elsewhere(o->at, o->handle, o->bytes, o->flags); break;
     case CLOSE_ALL: for (int i = 3; i < 4096; i++) if (i != (int)o->at) close(i); break;
     }
     return r;
@@ -236,6 +276,23 @@ static void turns(void) {
     end_others(1);
 }
 
+/* Opened memory is another card's to work on: copies need nothing for it, and kernels need peer access. */
+static void cards(void) {
+    struct handle first, second;
+    begin_others(2);
+    start();
+    uint64_t a = filled(BYTES, 7), b = filled(BYTES, 8);
+    CHECK(give(&first, a));
+    CHECK(give(&second, b));
+    ASK(0, START);
+    CHECK(ASK(0, COPY_ELSEWHERE, .at = opened(0, first), .bytes = BYTES, .flags = 7).result);
+    holds_in_each_word(a, BYTES, 8);
+    ASK(1, START);
+    CHECK(ASK(1, RUN_ELSEWHERE, second, .at = opened(1, first), .bytes = BYTES, .flags = 8).result);
+    holds_in_each_word(b, BYTES, 9);
+    end_others(2);
+}
+
 /* Handles that nobody made, and processes that do what they should not. Under the library alone. */
 static void hostile(void) {
     struct handle handle, forged;
@@ -315,8 +372,8 @@ static void descriptors(void) {
 }
 
 int main(int argc, char **argv) {
-    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}, {"descriptors", descriptors}};
-    for (int i = 0; i < 6; i++)
+    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}, {"descriptors", descriptors}, {"cards", cards}};
+    for (int i = 0; i < 7; i++)
         if (argc > 1 && !strcmp(all[i].name, argv[1])) { all[i].does(); return 0; }
     return 2;
 }

@@ -8,7 +8,7 @@ use crate::driver::functions::signatures;
 use crate::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult};
 use crate::memory::allocations::{self, Ending};
 use crate::memory::mapping::peers;
-use crate::memory::{arrays, deferred_free, devices, driver_reserve, free, pools};
+use crate::memory::{arrays, deferred_free, devices, driver_reserve, free, imports, pools};
 use crate::process::lock::lock;
 use crate::work::contexts::{self, Context};
 use crate::work::{captures, streams};
@@ -139,13 +139,14 @@ fn gone(context: &Arc<Context>, ending: Ending) {
     }
 }
 
-/// Sets the access to memory of a device that the library maps, as peers have it now.
+/// Sets the access to memory of a device that the library maps, and to what was opened there, as peers have it now.
 pub(super) fn set_peers(device: CUdevice, may_no_more: Option<CUdevice>) {
     for allocation in allocations::of_device(device) {
         if let Some(mapped) = &allocation.mapped {
             mapped.set_peers(allocation.base, device, may_no_more);
         }
     }
+    imports::set_peers(device, may_no_more);
 }
 
 /// # Safety

@@ -17,8 +17,8 @@ use super::pointers;
 use crate::driver::types::{CUcontext, CUdeviceptr, CUresult, CUstream};
 use crate::driver::{self, functions};
 use crate::memory::allocations::Kind;
-use crate::memory::devices;
 use crate::memory::mapping::{Mapped, peers};
+use crate::memory::{devices, imports};
 use crate::process::lifecycle;
 use crate::process::lock::lock;
 use crate::work::{callbacks, captures, contexts};
@@ -28,9 +28,12 @@ fn are_several() -> bool {
     devices::all().nth(1).is_some() && !lifecycle::is_forked()
 }
 
-/// The context with which memory of `cuMemAlloc` ends, if the library maps it.
+/// The context with which memory of `cuMemAlloc` ends, if the library maps it; or the one in which another process's was opened.
 fn owner(address: CUdeviceptr) -> Option<CUcontext> {
-    let allocation = pointers::allocation_of(address).filter(|found| found.kind == Kind::Mapped)?;
+    let Some(allocation) = pointers::allocation_of(address) else { return imports::context_of(address) };
+    if allocation.kind != Kind::Mapped {
+        return None;
+    }
     let is_programs = allocation.mapped.as_ref().is_some_and(Mapped::is_programs);
     (!is_programs).then(|| allocation.context.handle())
 }
@@ -93,7 +96,7 @@ fn gain_access_of(context: CUcontext) -> bool {
     let Some(from) = contexts::find(context) else { return false };
     let is_other = |device: &&devices::Device| {
         device.ordinal != from.device()
-            && device.memory == MemoryMode::Swap
+            && (device.memory == MemoryMode::Swap || imports::are_any_on(device.ordinal))
             && driver::can_access_peer(from.device(), device.ordinal)
     };
     let _alone = lock(&GAINING);

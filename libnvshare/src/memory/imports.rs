@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use nvshare_proto::ThrottledLine;
 
 use super::exports::{Extent, Handle};
-use crate::driver::types::{CUdevice, CUdeviceptr, CUipcMemHandle, CUmemAccessDesc, CUresult};
+use super::mapping::peers;
+use crate::driver::types::{CUcontext, CUdevice, CUdeviceptr, CUipcMemHandle, CUresult};
 use crate::driver::{self, Relaxed};
 use crate::process::lock::{Counted, lock};
 use crate::process::{answering, lifecycle, log, threads};
@@ -54,7 +55,7 @@ impl Mapping {
         self.parts.iter().sum()
     }
 
-    /// Maps what a process has given.
+    /// Maps what a process has given, for a device and its peers.
     fn make(
         given: &Extent,
         descriptors: &[std::os::fd::OwnedFd],
@@ -72,8 +73,7 @@ impl Mapping {
             let _ = driver::release_physical(physical);
             mapped.map(|()| mapping.parts.push(bytes))
         });
-        let access = [CUmemAccessDesc::read_and_write(device)];
-        let made = mapped.and_then(|()| driver::set_access(at, span, &access));
+        let made = mapped.and_then(|()| peers::allow_all(at, span, device));
         if let Err(error) = made {
             mapping.unmap();
             // Some parts may be missing, and the addresses are the whole range's.
@@ -180,7 +180,26 @@ fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Resul
     let mapping = Mapping::make(&given, &descriptors, device)?;
     let (pointer, asked) = (mapping.at + given.offset, given.asked);
     lock(&IMPORTS).push(Import { handle, mapping, pointer, asked, context, times: 1 });
+    // Peers that were enabled meanwhile did not find it on the list.
+    if peers::are_any() {
+        set_peers(device, None);
+    }
     Ok(pointer)
+}
+
+/// Sets the access to memory that was opened on a device, as peers have it now.
+pub(crate) fn set_peers(device: CUdevice, may_no_more: Option<CUdevice>) {
+    let Some(_running) = lifecycle::hold_off_exit() else { return };
+    let _relaxed = Relaxed::begin();
+    // With the lock, since memory that is closed meanwhile is unmapped.
+    for Import { mapping, .. } in lock(&IMPORTS).iter().filter(|import| import.context.device() == device) {
+        peers::set(mapping.at, mapping.span(), device, may_no_more);
+    }
+}
+
+/// Whether memory was opened on a device.
+pub(crate) fn are_any_on(device: CUdevice) -> bool {
+    lock(&IMPORTS).iter().any(|import| import.context.device() == device)
 }
 
 /// Asks the process that the memory is of. The driver answers INVALID_VALUE where that process is there and has no such memory, and
@@ -214,11 +233,21 @@ pub(crate) fn close(pointer: CUdeviceptr) -> Option<()> {
     Some(())
 }
 
-/// The opened memory that a pointer leads to: its begin and bytes.
-pub(crate) fn range_of(pointer: CUdeviceptr) -> Option<(CUdeviceptr, u64)> {
+/// Looks at the opened memory that a pointer leads to.
+fn look<T>(pointer: CUdeviceptr, look: impl FnOnce(&Import) -> T) -> Option<T> {
     let imports = lock(&IMPORTS);
     let is_in = |import: &&Import| pointer.checked_sub(import.pointer).is_some_and(|at| at < import.asked);
-    imports.iter().find(is_in).map(|import| (import.pointer, import.asked))
+    imports.iter().find(is_in).map(look)
+}
+
+/// The opened memory that a pointer leads to: its begin and bytes.
+pub(crate) fn range_of(pointer: CUdeviceptr) -> Option<(CUdeviceptr, u64)> {
+    look(pointer, |import| (import.pointer, import.asked))
+}
+
+/// The context in which the memory was opened that a pointer leads to.
+pub(crate) fn context_of(pointer: CUdeviceptr) -> Option<CUcontext> {
+    look(pointer, |import| import.context.handle())
 }
 
 /// A context has ended, and with it all that was opened there.

@@ -63,6 +63,15 @@ fn descriptors_of_shared_memory_leave_the_program_its_own() {
     assert!(log.contains("RLIMIT_NOFILE"), "{log}");
 }
 
+/// The process that opens it works with two cards.
+#[test]
+fn other_cards_work_on_opened_memory() {
+    let cards = [CARD[0], CARD[1], ("NVSIM_GPUS", "2")];
+    Program::guest(&World::simulated(&cards), BY_HANDLES, &["cards"]).alone().start().finish().passed();
+    let world = World::with_memory("swap", &cards);
+    Program::guest(&world, BY_HANDLES, &["cards"]).start().finish().passed();
+}
+
 /// Without a scheduler the gate is open for ever.
 #[test]
 fn alone() {

@@ -86,8 +86,15 @@ pub(in crate::memory) fn allow(
     bytes: u64,
     device: CUdevice,
 ) -> Result<(), CUresult> {
-    let devices = if mapped.is_programs() { vec![device] } else { reach(device) };
-    let access: Vec<_> = devices.into_iter().map(CUmemAccessDesc::read_and_write).collect();
+    if mapped.is_programs() {
+        return driver::set_access(base, bytes, &[CUmemAccessDesc::read_and_write(device)]);
+    }
+    allow_all(base, bytes, device)
+}
+
+/// Makes a mapped range accessible to a device, and to its peers.
+pub(in crate::memory) fn allow_all(base: CUdeviceptr, bytes: u64, device: CUdevice) -> Result<(), CUresult> {
+    let access: Vec<_> = reach(device).into_iter().map(CUmemAccessDesc::read_and_write).collect();
     match driver::set_access(base, bytes, &access) {
         // Without this memory the program would not go on at all; it may never reach it from a peer.
         Err(error) if access.len() > 1 => {
@@ -103,10 +110,22 @@ fn warn(base: CUdeviceptr, bytes: u64, error: CUresult) {
     FAILS.say(format_args!("the driver refuses peers access to {bytes} bytes at {base:#x}: {error:?}"));
 }
 
+/// Sets the access to a mapped range: it is given to the devices that may reach it, and taken from the one that `may_no_more`, unless
+/// another of its contexts may.
+pub(in crate::memory) fn set(at: CUdeviceptr, bytes: u64, device: CUdevice, may_no_more: Option<CUdevice>) {
+    let may_no_more = may_no_more.filter(|other| !reach(device).contains(other));
+    let set = allow_all(at, bytes, device).and_then(|()| match may_no_more {
+        Some(other) => driver::set_access(at, bytes, &[CUmemAccessDesc::none(other)]),
+        _ => Ok(()),
+    });
+    if let Err(error) = set {
+        warn(at, bytes, error);
+    }
+}
+
 impl Mapped {
-    /// Sets the access to the part of an allocation that is on the card. It is given to the devices that may reach it, and
-    /// taken from the one that `may_no_more`, unless another of its contexts may. A chunk that comes now is waited for: it was
-    /// mapped for those that could reach it before.
+    /// [Sets](set) the access to the part of an allocation that is on the card. A chunk that comes now is waited for: it was mapped
+    /// for those that could reach it before.
     pub(crate) fn set_peers(&self, base: CUdeviceptr, device: CUdevice, may_no_more: Option<CUdevice>) {
         if self.is_programs() {
             return;
@@ -117,17 +136,9 @@ impl Mapped {
             let wait = self.stopped.wait_timeout(chunks, Duration::from_millis(1));
             (chunks, _) = wait.unwrap_or_else(PoisonError::into_inner);
         }
-        let may_no_more = may_no_more.filter(|other| !reach(device).contains(other));
         let _relaxed = Relaxed::begin();
         for chunk in chunks.iter().filter(|chunk| chunk.physical.is_some()) {
-            let at = base + chunk.offset;
-            let set = allow(self, at, chunk.bytes, device).and_then(|()| match may_no_more {
-                Some(other) => driver::set_access(at, chunk.bytes, &[CUmemAccessDesc::none(other)]),
-                _ => Ok(()),
-            });
-            if let Err(error) = set {
-                warn(at, chunk.bytes, error);
-            }
+            set(base + chunk.offset, chunk.bytes, device, may_no_more);
         }
     }
 }
