@@ -15,8 +15,23 @@ static unsigned new_pool_is_managed(void) {
     return is;
 }
 
+/* Memory of a default pool has no handle, natively too. The program has other memory afterwards, until it is told to stop. */
+static void of_a_pool(void) {
+    char handle[64];
+    uint64_t pooled;
+    CHECK(FN(cuMemAllocAsync)(&pooled, 4 * MIB, NULL));
+    EXPECT(FN(cuIpcGetMemHandle)(handle, pooled) == 1);
+    alloc(256 * MIB);
+    CHECK(FN(cuMemAllocAsync)(&pooled, 8 * MIB, NULL));
+    while (goes_on()) usleep(1000);
+}
+
 int main(int argc, char **argv) {
-    (void)argv;
+    if (argc > 1 && !strcmp(argv[1], "of a pool")) {
+        start();
+        of_a_pool();
+        return 0;
+    }
     unsigned moves = argc < 2;
     start();
     EXPECT(new_pool_is_managed() == moves);

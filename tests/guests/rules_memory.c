@@ -551,6 +551,9 @@ static void shared_memory(void) {
     CHECK(FN(cuIpcGetMemHandle)(inner, memory_ + 100));
     EXPECT(!memcmp(handle, inner, 64));
     EXPECT(FN(cuIpcCloseMemHandle)(memory_) == 1);
+    uint64_t pooled;
+    CHECK(FN(cuMemAllocAsync)(&pooled, 2 * MIB, NULL));
+    EXPECT(FN(cuIpcGetMemHandle)(handle, pooled) == 1);
     CHECK(FN(cuMemRelease)(plain));
 }
 

@@ -3,13 +3,15 @@
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 
+use nvshare_proto::MemoryMode;
+
 use super::pointers;
 use super::target::{answer, pass_gate_and_pin, pass_gate_for_addresses, target};
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdeviceptr, CUipcMemHandle, CUresult};
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::sharing::{self, Room};
-use crate::memory::{deferred_free, imports, physical, plain};
+use crate::memory::{deferred_free, devices, imports, physical, plain};
 use crate::process::{lifecycle, log};
 use crate::work::callbacks;
 
@@ -35,8 +37,8 @@ pub(crate) unsafe fn get_mem_handle(
     }
     // SAFETY: the caller's arguments.
     let result = unsafe { real(handle, pointer) };
-    if result != CUresult::SUCCESS && pointers::is_ours(pointer) {
-        warn_once("with another process (CUDA IPC)");
+    if result != CUresult::SUCCESS {
+        note_refusal(pointer, "with another process (CUDA IPC)");
     }
     result
 }
@@ -117,8 +119,8 @@ pub(crate) unsafe fn get_handle_for_range(
     let allocated = allocations::mapped_at(base);
     if callbacks::are_running() || allocated.is_none() && !physical::is_in(base, bytes) {
         let result = call();
-        if result != CUresult::SUCCESS && pointers::is_ours(base) {
-            warn_once("with another device (dma-buf)");
+        if result != CUresult::SUCCESS {
+            note_refusal(base, "with another device (dma-buf)");
         }
         return result;
     }
@@ -133,9 +135,18 @@ pub(crate) unsafe fn get_handle_for_range(
     pass_gate_and_pin(allocated.as_deref(), (base, bytes), "other devices can reach them", call)
 }
 
-/// The program shares memory that moves: memory that it allocates from now on can be shared, and does not move.
-fn warn_once(with: &str) {
-    if plain::note_refusal() {
+/// The driver has refused a handle. If the memory moves, memory that the program allocates from now on can be shared, and does not move.
+fn note_refusal(pointer: CUdeviceptr, with: &str) {
+    let Some(refused) = pointers::ours_at(pointer) else { return };
+    let is_swap = devices::get(refused.device).is_some_and(|device| device.memory == MemoryMode::Swap);
+    if is_swap && refused.kind.is_pools() {
+        if plain::note_refusal_of_pools() {
+            log::warn(format_args!(
+                "the program shares memory of a pool {with}, but memory that moves cannot be shared; memory of pools \
+                 from now on is not moved"
+            ));
+        }
+    } else if plain::note_refusal() {
         log::warn(format_args!(
             "the program shares memory {with}, but memory that moves cannot be shared; memory that it allocates from \
              now on can be shared and is not moved. NVSHARE_PLAIN=all, or the sizes in question, makes such memory \

@@ -27,10 +27,10 @@ fn is_in_disguise(pointer: CUdeviceptr) -> bool {
         && allocation_of(pointer).is_some_and(|allocation| allocation.kind.is_in_disguise())
 }
 
-/// Whether a pointer points into memory that the program asked for as device memory and that is not plain.
-pub(crate) fn is_ours(pointer: CUdeviceptr) -> bool {
-    let is_kind_of_ours = |kind: Kind| kind == Kind::Mapped || kind.is_in_disguise();
-    allocation_of(pointer).is_some_and(|allocation| is_kind_of_ours(allocation.kind))
+/// The allocation that a pointer points into, if the program asked for it as device memory and it is not plain.
+pub(super) fn ours_at(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
+    let is_ours = |kind: Kind| kind == Kind::Mapped || kind.is_in_disguise();
+    allocation_of(pointer).filter(|allocation| is_ours(allocation.kind))
 }
 
 /// The allocation of ours that a pointer points into.

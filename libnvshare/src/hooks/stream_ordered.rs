@@ -59,7 +59,7 @@ pub(crate) unsafe fn alloc_async<const PER_THREAD: bool>(
     // Graphs have a pool of their own. Memory that other processes reach has to stay plain. Both come from the driver's pools.
     let managed = on
         .as_ref()
-        .filter(|_| !in_graph && !plain::needs_plain(bytes as u64))
+        .filter(|_| !in_graph && !plain::needs_plain_of_pools(bytes as u64))
         .and_then(|(device, _)| pools::current(device))
         .zip(from_pool.get());
     let kind = if managed.is_some() { Kind::ManagedPool } else { Kind::PlainPool };

@@ -3,7 +3,7 @@
 //! None of them can use managed memory. So some memory is plain and does not move: that of programs whose [executable] shows the
 //! need, and sizes that `NVSHARE_PLAIN` names. After a program was refused a handle, all its new allocations and pools are plain;
 //! a pool that it has keeps its kind. Memory that the library maps needs no such care with CUDA IPC and
-//! dma-bufs: it stays on the card once it is [shared](super::sharing).
+//! dma-bufs: it stays on the card once it is [shared](super::sharing). There, a refused handle of a pool's memory concerns pools alone.
 
 mod executable;
 
@@ -17,15 +17,22 @@ use crate::process::{config, log};
 
 /// Whether a handle was refused. New allocations and pools are plain from then on.
 static REFUSED: AtomicBool = AtomicBool::new(false);
+/// The same for a handle of memory of a pool, where the library maps other memory: only what comes from pools is plain from then on.
+static REFUSED_OF_POOLS: AtomicBool = AtomicBool::new(false);
 
 /// Whether new device memory of this size has to be plain.
 pub(crate) fn needs_plain(bytes: u64) -> bool {
     is_needed(|sizes| sizes.iter().any(|size| size.contains(&bytes)))
 }
 
-/// Whether new device memory of at least one size has to be plain.
-pub(crate) fn needs_some_plain() -> bool {
-    is_needed(|sizes| !sizes.is_empty())
+/// Whether new memory of this size from a pool has to be plain.
+pub(crate) fn needs_plain_of_pools(bytes: u64) -> bool {
+    REFUSED_OF_POOLS.load(Ordering::Relaxed) || needs_plain(bytes)
+}
+
+/// Whether new pools have to be plain, since memory of at least one size does.
+pub(crate) fn needs_plain_pools() -> bool {
+    REFUSED_OF_POOLS.load(Ordering::Relaxed) || is_needed(|sizes| !sizes.is_empty())
 }
 
 /// Whether plain memory is needed: after a refusal, or where `NVSHARE_PLAIN` asks for it by its sizes, or else the executable.
@@ -53,7 +60,12 @@ fn executable_needs_plain() -> bool {
     })
 }
 
-/// Notes that a handle was refused for managed memory. Returns whether it is the first refusal.
+/// Notes that a handle was refused for memory that is not plain. Returns whether it is the first refusal.
 pub(crate) fn note_refusal() -> bool {
     !REFUSED.swap(true, Ordering::Relaxed)
+}
+
+/// The same for memory of a pool, where the library maps other memory.
+pub(crate) fn note_refusal_of_pools() -> bool {
+    !REFUSED_OF_POOLS.swap(true, Ordering::Relaxed)
 }

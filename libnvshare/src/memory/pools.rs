@@ -57,7 +57,7 @@ pub(crate) fn managed_on(device: CUdevice) -> PoolProperties {
 
 /// Whether pools on a device may be managed.
 pub(crate) fn may_be_managed(device: &Device) -> bool {
-    device.managed_pools && !plain::needs_some_plain()
+    device.managed_pools && !plain::needs_plain_pools()
 }
 
 pub(crate) fn enter(handle: CUmemoryPool, pool: Pool) {

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use nvshare_harness::{Artifacts, Finished, Program, Running, Scheduler, Status, World, guest, wait_until};
+use nvshare_proto::units::MIB;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const TWO_CARDS: &[(&str, &str)] = &[CARD[0], CARD[1], ("NVSIM_GPUS", "2")];
@@ -163,7 +164,6 @@ fn nvml_says_the_same() {
 
 #[test]
 fn contexts_and_strangers_are_measured() {
-    const MIB: u64 = 1 << 20;
     let world = World::simulated(CARD);
     let processes = world.dir().join("processes");
     std::fs::write(&processes, "").expect("a file");
@@ -241,6 +241,24 @@ fn memory_can_be_shared_after_a_handle_was_refused() {
     let log = passes("managed", "ipc", &[], &[undisguised]).log;
     assert!(log.contains("NVSHARE_PLAIN=all") && log.contains("NVSHARE_MEMORY=swap"), "{log}");
     passes("managed", "ipc", &["from the start"], &[undisguised, ("NVSHARE_PLAIN", "4MiB")]);
+}
+
+/// The library shares the program's other memory itself, so that goes on to move.
+#[test]
+fn a_refused_handle_of_a_pool_keeps_only_pools_on_the_card() {
+    Program::guest(&World::simulated(CARD), "ipc", &["of a pool"]).alone().start().finish().passed();
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let guest = Program::guest(&world, "ipc", &["of a pool"]).until_told().start();
+    let has = |status: &Status| Some(status.find(guest.pid())?.usage.first()?.allocated);
+    Scheduler::until(&world, "it has all", |status| has(status) >= Some(268 * MIB));
+    let usage = Scheduler::status(&world).client(guest.pid()).usage[0];
+    // What comes from a pool afterwards.
+    assert_eq!(usage.immovable, 8 * MIB, "{usage:?}");
+    world.stop();
+    let finished = guest.finish();
+    finished.passed();
+    assert!(finished.log.contains("memory of pools from now on is not moved"), "{}", finished.log);
 }
 
 #[test]

@@ -62,6 +62,11 @@ pub(crate) struct Ordered {
 }
 
 impl Ordered {
+    /// Whether an allocation is one that a pool has handed out.
+    pub(crate) fn is_handed_out(&self, base: u64) -> bool {
+        self.used.contains_key(&base)
+    }
+
     /// Whether an allocation is freed as soon as its stream comes so far.
     pub(crate) fn is_freed(&self, base: u64) -> bool {
         self.freed.contains_key(&base)

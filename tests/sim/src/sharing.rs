@@ -62,12 +62,15 @@ impl Process {
         [MAGIC, allocation.gpu as u64, number, std::process::id().into()]
     }
 
-    /// A handle of memory of `cuMemAlloc`: not of managed memory, nor of what is mapped or of another process.
+    /// A handle of memory of `cuMemAlloc`: not of managed memory or of a pool, nor of what is mapped or of another process.
     pub(crate) fn ipc_handle(&self, address: u64) -> Result<[u8; 64], Failure> {
         let found = self.find(address, 1)?;
         let base = found.allocation.base;
         let is_mapped = base + found.offset != address;
-        if found.allocation.managed || is_mapped || self.tables().shared.is_of_another(base) {
+        let tables = self.tables();
+        let is_others = tables.pool.is_handed_out(base) || tables.shared.is_of_another(base);
+        drop(tables);
+        if found.allocation.managed || is_mapped || is_others {
             return Err(INVALID_VALUE);
         }
         self.tables().shared.has_ipc = true;
