@@ -371,9 +371,54 @@ static void descriptors(void) {
     end_others(1);
 }
 
+/* The process has no descriptor left when the memory is exchanged: the next try does not exchange it again. Under the library alone. */
+static void retried(void) {
+    struct handle handle;
+    struct rlimit all, few;
+    uint64_t maps, later;
+    int taken[64], count = 0;
+    start();
+    CHECK(give(&handle, filled(2 * MIB, 1)));
+    uint64_t a = filled(64 * MIB, 3);
+    CHECK(getrlimit(RLIMIT_NOFILE, &all));
+    few = all;
+    few.rlim_cur = 64;
+    CHECK(setrlimit(RLIMIT_NOFILE, &few));
+    while ((taken[count] = dup(2)) >= 0) count++;
+    EXPECT(give(&handle, a) != 0);
+    while (count) close(taken[--count]);
+    CHECK(setrlimit(RLIMIT_NOFILE, &all));
+    CHECK(FN(nvsimMapped)(&maps));
+    CHECK(give(&handle, a));
+    CHECK(FN(nvsimMapped)(&later));
+    EXPECT(maps == later);
+    holds_in_each_word(a, 64 * MIB, 3);
+}
+
+/* The process may have one more descriptor, so large memory is exchanged as one; and other programs have filled the card. */
+static void full(void) {
+    struct handle handle;
+    const char *wake = getenv("WAKE");
+    start();
+    load_kernel();
+    uint64_t moves = filled(200 * MIB, 0), large = filled(256 * MIB, 3);
+    struct rlimit limit = {64, 64};
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit));
+    for (int i = 0; i < 31; i++) CHECK(give(&handle, filled(2 * MIB, 1)));
+    uint32_t rounds = 0;
+    for (; access(wake, F_OK); rounds++) {
+        CHECK(launch(moves, 200 * MIB / 4, 1000, NULL));
+        CHECK(FN(cuCtxSynchronize)());
+    }
+    CHECK(give(&handle, large));
+    holds_in_each_word(large, 256 * MIB, 3);
+    EXPECT(holds(moves, 200 * MIB, 2 * MIB, rounds));
+    while (goes_on()) usleep(1000);
+}
+
 int main(int argc, char **argv) {
-    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}, {"descriptors", descriptors}, {"cards", cards}};
-    for (int i = 0; i < 7; i++)
+    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}, {"descriptors", descriptors}, {"cards", cards}, {"full", full}, {"retried", retried}};
+    for (int i = 0; i < 9; i++)
         if (argc > 1 && !strcmp(all[i].name, argv[1])) { all[i].does(); return 0; }
     return 2;
 }

@@ -151,9 +151,14 @@ impl Means {
     pub(crate) fn get() -> std::io::Result<Self> {
         let name = answering::listen(answer)?;
         let secret = answering::random().ok_or(std::io::ErrorKind::WouldBlock)?;
-        let most = usize::try_from(descriptor::limit() / 2).unwrap_or(usize::MAX);
-        Ok(Self { name, secret, descriptors: most.saturating_sub(open_descriptors()) })
+        Ok(Self { name, secret, descriptors: descriptors_left() })
     }
+}
+
+/// The number of descriptors that exports may have in addition.
+pub(super) fn descriptors_left() -> usize {
+    let most = usize::try_from(descriptor::limit() / 2).unwrap_or(usize::MAX);
+    most.saturating_sub(open_descriptors())
 }
 
 /// The number of descriptors of all exports.

@@ -17,7 +17,7 @@ use nvshare_proto::units::MIB;
 use super::allocations::{Allocation, Kind};
 use super::backing::{AllocationRequest, Work};
 use super::exports::Means;
-use super::mapping::{Mapped, least_piece};
+use super::mapping::Mapped;
 use super::{admission, deferred_free, devices, exports, free, physical};
 use crate::driver::types::{CUipcMemHandle, CUresult};
 use crate::process::lock::lock;
@@ -87,7 +87,8 @@ pub(crate) fn exchange_before_reach(allocation: &Allocation) {
     }
 }
 
-/// Memory on the card that makes way for the memory that is exchanged. It is in the account, and other programs make room for it.
+/// Memory on the card that makes way for the memory that is exchanged. It is in the account until the exchange is over, and other
+/// programs make room for it.
 #[derive(Debug)]
 pub(crate) struct Room(Arc<Allocation>);
 
@@ -99,10 +100,16 @@ impl Room {
     pub(crate) fn get(allocation: &Allocation) -> Result<Self, CUresult> {
         let holder = allocation.holder();
         let device = devices::get(holder.device).ok_or(CUresult::OUT_OF_MEMORY)?;
-        let bytes = least_piece(holder.size, passing::MAX_DESCRIPTORS);
+        let mapped = holder.mapped.as_ref().ok_or(CUresult::INVALID_VALUE)?;
+        let bytes = mapped.room_to_exchange(exports::descriptors_left());
         let request = AllocationRequest::new(device, holder.context_to_move_in(), Kind::Mapped, bytes);
         let made = admission::make(&request, || Err(CUresult::NOT_SUPPORTED)).map(Self);
         made.inspect_err(|error| say_refused(allocation, format_args!("{error:?}")))
+    }
+
+    /// Gives the card the memory back, which is not given to others.
+    fn make_way(&self) {
+        self.0.mapped.iter().for_each(|mapped| mapped.empty(self.0.base));
     }
 }
 
@@ -177,8 +184,9 @@ fn exchange_and_pin(
 ) -> Result<Vec<(u64, OwnedFd)>, CUresult> {
     let holder = allocation.holder();
     let mapped = holder.mapped.as_ref().ok_or(CUresult::INVALID_VALUE)?;
-    drop(room);
+    room.iter().for_each(Room::make_way);
     exchange(holder, most)?;
+    drop(room);
     let parts = mapped.describe(&holder.context_to_move_in())?;
     physical::pin_allocated(allocation, "other processes can reach them");
     Ok(parts)

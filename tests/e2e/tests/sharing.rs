@@ -72,6 +72,29 @@ fn other_cards_work_on_opened_memory() {
     Program::guest(&world, BY_HANDLES, &["cards"]).start().finish().passed();
 }
 
+#[test]
+fn a_handle_that_failed_exchanges_nothing_again() {
+    under_nvshare(BY_HANDLES, "retried");
+}
+
+/// Few descriptors are left, so that the exchange needs room for all of the memory at once. Others make way for as much.
+#[test]
+fn others_make_way_for_an_exchange() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
+    let other = other.until_told().start();
+    let guest = Program::guest(&world, BY_HANDLES, &["full"]).until_woken().until_told().start();
+    Scheduler::until_turns(&world, &[&guest, &other], 4);
+    world.wake();
+    Scheduler::until(&world, "all of it is shared", |status| {
+        let immovable = || Some(status.find(guest.pid())?.usage.first()?.immovable);
+        !guest.lives() || immovable() == Some(318 * MIB)
+    });
+    world.stop_guest(guest, other);
+    world.moved_when_told();
+}
+
 /// Without a scheduler the gate is open for ever.
 #[test]
 fn alone() {

@@ -6,20 +6,26 @@
 //! a descriptor is needed for each.
 
 use std::os::fd::OwnedFd;
-use std::sync::PoisonError;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::{CHUNK, Chunk, DRIVER_IS_LATE, Mapped, copies, host_pool, peers};
 use crate::driver;
 use crate::driver::types::{
     CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemHandle, CUresult,
 };
-use crate::process::{lifecycle, log, passing, threads};
+use crate::process::{log, passing, threads};
 use crate::work::contexts::Context;
 
 /// Fewest bytes of a new chunk where there may be `most`. As many come to the card in addition, for a moment.
-pub(in crate::memory) fn least_piece(span: u64, most: usize) -> u64 {
+fn least_piece(span: u64, most: usize) -> u64 {
     span.div_ceil(most.clamp(1, passing::MAX_DESCRIPTORS) as u64).next_multiple_of(CHUNK).min(span)
+}
+
+/// The same for chunks some of which may have been exchanged. A chunk is exchanged as a whole.
+fn least_of(chunks: &[Chunk], most: usize) -> u64 {
+    let done = chunks.iter().filter(|chunk| chunk.exportable).count();
+    let left = || chunks.iter().filter(|chunk| !chunk.exportable).map(|chunk| chunk.bytes);
+    least_piece(left().sum(), most.saturating_sub(done)).max(left().max().unwrap_or(0))
 }
 
 /// The next smaller size of new chunks.
@@ -69,6 +75,11 @@ impl Mapped {
         self.lock().len()
     }
 
+    /// Bytes that the card needs room for in addition while the memory is [exchanged](Self::make_exportable) for at most so many parts.
+    pub(in crate::memory) fn room_to_exchange(&self, most: usize) -> u64 {
+        least_of(&self.lock(), most)
+    }
+
     /// Exchanges the memory of an allocation for such memory, as far as it has none. No work of the program may be running, and the
     /// gate has to be shut. With an error all contents are where they were. There are `most` parts at most.
     ///
@@ -81,19 +92,14 @@ impl Mapped {
         context: &Context,
         most: usize,
     ) -> Result<(), CUresult> {
-        let mut chunks = self.lock();
         // The library itself may look at a chunk.
-        while chunks.iter().any(|chunk| chunk.moving) && !lifecycle::is_exiting() {
-            let wait = self.stopped.wait_timeout(chunks, Duration::from_millis(1));
-            (chunks, _) = wait.unwrap_or_else(PoisonError::into_inner);
-        }
+        let mut chunks = self.lock_still();
         if chunks.iter().any(|chunk| chunk.moving || chunk.physical.is_none()) {
             return Err(CUresult::NOT_READY);
         }
         // An exchange that failed may have done a part of them.
-        let done = chunks.iter().filter(|chunk| chunk.exportable).count();
         let span = chunks.iter().filter(|chunk| !chunk.exportable).map(|chunk| chunk.bytes).sum();
-        let least = least_piece(span, most.saturating_sub(done));
+        let least = least_of(&chunks, most);
         let free = context.with(driver::free_memory).ok().and_then(Result::ok).unwrap_or(0);
         let (mut piece, mut from) = (piece(span, least, free), 0);
         while let Some(first) = chunks.get(from) {
@@ -223,6 +229,24 @@ mod tests {
             assert!(parts <= passing::MAX_DESCRIPTORS, "{span}: {parts}");
             assert!(least_piece(span, passing::MAX_DESCRIPTORS) <= CHUNK + span / 64, "{span}");
         }
+    }
+
+    #[test]
+    fn an_exchange_goes_on_where_one_failed() {
+        let chunk = |mib, exportable| Chunk { exportable, ..Chunk::absent(0, mib * MIB) };
+        let chunks = |done, left, count| {
+            let left = (0..count).map(|_| chunk(left, false));
+            [chunk(done, true)].into_iter().chain(left).collect::<Vec<_>>()
+        };
+        assert_eq!(least_of(&chunks(320, 32, 54), 64) / MIB, 32);
+        assert_eq!(least_of(&chunks(320, 32, 54), 3) / MIB, 864);
+        assert_eq!(least_of(&chunks(320, 32, 54), 1) / MIB, 54 * 32);
+        assert_eq!(
+            least_of(&chunks(32, 512, 2), 64) / MIB,
+            512,
+            "a chunk of an exchange that has left since"
+        );
+        assert_eq!(least_of(&chunks(32, 32, 0), 64), 0);
     }
 
     #[test]

@@ -32,7 +32,6 @@ use crate::process::{lifecycle, log, threads};
 use crate::work::contexts::Context;
 use at_hand::AtHand;
 use copies::HostCopy;
-pub(super) use exportable::least_piece;
 pub(crate) use host_pool::forget_context;
 use views::Program;
 
@@ -142,6 +141,16 @@ impl Mapped {
         lock(&self.chunks)
     }
 
+    /// The same when no chunk moves any more, or the process ends.
+    fn lock_still(&self) -> MutexGuard<'_, Vec<Chunk>> {
+        let mut chunks = self.lock();
+        while chunks.iter().any(|chunk| chunk.moving) && !lifecycle::is_exiting() {
+            let wait = self.stopped.wait_timeout(chunks, Duration::from_millis(1));
+            (chunks, _) = wait.unwrap_or_else(PoisonError::into_inner);
+        }
+        chunks
+    }
+
     /// Maps memory behind all addresses of a new allocation, or behind none.
     pub(crate) fn fill(&self, base: CUdeviceptr, device: CUdevice) -> Result<(), CUresult> {
         let _relaxed = Relaxed::begin();
@@ -173,11 +182,7 @@ impl Mapped {
     /// Ends an allocation whose work is complete. Waits for the chunk that is being moved. The addresses are freed
     /// too, unless a chunk cannot be unmapped.
     pub(crate) fn end(&self, base: CUdeviceptr) {
-        let mut chunks = self.lock();
-        while chunks.iter().any(|chunk| chunk.moving) && !lifecycle::is_exiting() {
-            let wait = self.stopped.wait_timeout(chunks, Duration::from_millis(1));
-            (chunks, _) = wait.unwrap_or_else(PoisonError::into_inner);
-        }
+        let mut chunks = self.lock_still();
         if lifecycle::is_exiting() {
             return;
         }
@@ -228,6 +233,13 @@ impl Mapped {
             let _ = driver::release_physical(physical);
         })?;
         Ok(physical)
+    }
+
+    /// Unmaps and releases the memory behind all chunks; the addresses stay.
+    pub(super) fn empty(&self, base: CUdeviceptr) {
+        let _relaxed = Relaxed::begin();
+        let mut chunks = self.lock_still();
+        chunks.iter_mut().filter(|chunk| !chunk.moving).for_each(|chunk| self.destroy(base, chunk));
     }
 
     /// Unmaps and releases the memory behind a chunk, unless a mapping of it cannot be unmapped.
