@@ -4,6 +4,7 @@
 //! the name. The kernel says whose process is at the other end, and each end wants its own user there. A question is a few
 //! bytes, and an answer may have descriptors with it. The thread starts with the first call of [`listen`]. It calls nothing
 //! but the function that was given to it. It waits for no asker: each has [`PATIENCE`], and a bounded number is heard at a time.
+//! Other users' processes can connect as well, as often as they like. The thread [pauses](Pause) between looks at them.
 
 use std::ffi::c_int;
 use std::io;
@@ -30,6 +31,10 @@ const ANSWER: usize = 1024;
 const MAX_ASKERS: usize = 32;
 /// An asker that has not asked after this time is not heard any more.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The bounds of the pause after processes of other users have connected. They may fill the queue meanwhile, so it is short: askers
+/// find places when it is over.
+const MIN_PAUSE: Duration = Duration::from_millis(1);
+const MAX_PAUSE: Duration = Duration::from_millis(10);
 /// How long the asking end waits: the other process may be stopped, or have many askers.
 const ASKER_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -139,11 +144,39 @@ struct Asker {
     until: Instant,
 }
 
+/// A time in which nobody new is looked at. It doubles with each look at which a process of another user was there.
+#[derive(Debug, Clone, Copy)]
+struct Pause {
+    length: Duration,
+    until: Instant,
+}
+
+impl Pause {
+    fn none(now: Instant) -> Self {
+        Self { length: Duration::ZERO, until: now }
+    }
+
+    /// The pause after a look.
+    fn after(self, another_user_came: bool, now: Instant) -> Self {
+        if !another_user_came {
+            return Self::none(now);
+        }
+        let length = (self.length * 2).clamp(MIN_PAUSE, MAX_PAUSE);
+        Self { length, until: now + length }
+    }
+
+    fn is_over(self, now: Instant) -> bool {
+        now >= self.until
+    }
+}
+
 /// The life of the thread. It ends when the program has closed the socket: the number may be that of a later one then.
 fn answer_all(listener: c_int, name: Name, answer: Answer) {
     let mut askers: Vec<Asker> = Vec::new();
+    let mut pause = Pause::none(Instant::now());
     while own_name() == Some(name) {
-        let room = askers.len() < MAX_ASKERS;
+        let begin = Instant::now();
+        let room = askers.len() < MAX_ASKERS && pause.is_over(begin);
         let mut watched =
             vec![libc::pollfd { fd: if room { listener } else { -1 }, events: libc::POLLIN, revents: 0 }];
         askers.retain(|asker| asker.socket.get().is_some());
@@ -152,7 +185,9 @@ fn answer_all(listener: c_int, name: Name, answer: Answer) {
             events: libc::POLLIN,
             revents: 0,
         }));
-        let left = askers.iter().map(|asker| asker.until.saturating_duration_since(Instant::now())).min();
+        let ends =
+            askers.iter().map(|asker| asker.until).chain((!pause.is_over(begin)).then_some(pause.until));
+        let left = ends.map(|end| end.saturating_duration_since(begin)).min();
         // Nothing wakes it when the socket is closed.
         let millis = left.map_or(PATIENCE, |left| left.min(PATIENCE)).as_millis() as c_int + 1;
         // SAFETY: that many valid entries; a negative descriptor is passed over.
@@ -167,13 +202,15 @@ fn answer_all(listener: c_int, name: Name, answer: Answer) {
         });
         if watched.first().is_some_and(|at| at.revents != 0) && own_name() == Some(name) {
             // No more than there are places, so that those who have asked are heard.
+            let mut another_user_came = false;
             for _ in askers.len()..MAX_ASKERS {
                 match accept(listener) {
                     Came::Asker(asker) => askers.push(asker),
-                    Came::OtherUser => {}
+                    Came::OtherUser => another_user_came = true,
                     Came::Nobody => break,
                 }
             }
+            pause = pause.after(another_user_came, Instant::now());
         }
     }
 }
@@ -372,5 +409,65 @@ mod tests {
         unsafe { libc::close(LISTENER.get().unwrap()) };
         let other = listen(echo).unwrap();
         assert!(other != name && ask(&other, &[7; QUESTION]).is_ok());
+        // SAFETY: it only asks.
+        if unsafe { libc::geteuid() } == 0 {
+            let refused = refusals_of_another_user(&other, Duration::from_millis(500));
+            // The kernel's queue has 128 places.
+            assert!(refused > 0 && refused < 128 + 60 * MAX_ASKERS as u32, "{refused}");
+        }
+    }
+
+    /// How often a process of another user can connect within a time.
+    fn refusals_of_another_user(name: &Name, time: Duration) -> u32 {
+        let (address, length) = address_of(name);
+        let mut count = 0u32;
+        let (from, to) = std::io::pipe().unwrap();
+        // SAFETY: the child makes calls of the system alone, and ends.
+        match unsafe { libc::fork() } {
+            0 => {
+                let until = Instant::now() + time;
+                // SAFETY: an address of the given length, a number of the given size, and descriptors of the child.
+                unsafe {
+                    libc::setuid(65534);
+                    while Instant::now() < until {
+                        let socket =
+                            libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK, 0);
+                        count += u32::from(libc::connect(socket, (&raw const address).cast(), length) == 0);
+                        libc::close(socket);
+                    }
+                    libc::write(
+                        std::os::fd::AsRawFd::as_raw_fd(&to),
+                        (&raw const count).cast(),
+                        size_of_val(&count),
+                    );
+                    libc::_exit(0)
+                }
+            }
+            child => {
+                drop(to);
+                // Those who may ask get their answers meanwhile.
+                assert!(ask(name, &[7; QUESTION]).is_ok());
+                let mut bytes = [0; 4];
+                std::io::Read::read_exact(&mut { from }, &mut bytes).unwrap();
+                // SAFETY: a child of this process.
+                unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+                u32::from_ne_bytes(bytes)
+            }
+        }
+    }
+
+    #[test]
+    fn other_users_are_looked_at_less_and_less_often() {
+        let begin = Instant::now();
+        let mut pause = Pause::none(begin);
+        assert!(pause.is_over(begin));
+        for millis in [1, 2, 4, 8, 10, 10] {
+            pause = pause.after(true, begin);
+            assert_eq!(pause.length.as_millis(), millis);
+            assert!(!pause.is_over(begin) && pause.is_over(begin + pause.length));
+        }
+        pause = pause.after(false, begin);
+        assert!(pause.is_over(begin));
+        assert_eq!(pause.after(true, begin).length, MIN_PAUSE);
     }
 }
