@@ -110,8 +110,8 @@ fn warn(base: CUdeviceptr, bytes: u64, error: CUresult) {
     FAILS.say(format_args!("the driver refuses peers access to {bytes} bytes at {base:#x}: {error:?}"));
 }
 
-/// Sets the access to a mapped range: it is given to the devices that may reach it, and taken from the one that `may_no_more`, unless
-/// another of its contexts may.
+/// Sets the access to a mapped range. The devices that may reach it get it. The one that `may_no_more` loses it, unless another of
+/// its contexts may.
 pub(in crate::memory) fn set(at: CUdeviceptr, bytes: u64, device: CUdevice, may_no_more: Option<CUdevice>) {
     let may_no_more = may_no_more.filter(|other| !reach(device).contains(other));
     let set = allow_all(at, bytes, device).and_then(|()| match may_no_more {
