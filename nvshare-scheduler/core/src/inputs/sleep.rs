@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use nvshare_proto::{EventKind, SchedulerMessage};
 
-use crate::policy::sleep::{MAX_WAIT_FOR_IDLE, MAX_WAIT_FOR_LOOK};
 use crate::state::client::{ClientId, Phase};
 use crate::state::rest::Rest;
 use crate::state::sleep::Sleep;
@@ -31,16 +30,6 @@ impl Books {
         self.change_rest(id, |rest| rest.is_cause = false);
         self.order_to_go(id);
         Ok(format!("{who} goes to sleep; any call of its program wakes it"))
-    }
-
-    /// Begins to have a client go off the card, which can.
-    pub(crate) fn order_to_go(&mut self, id: ClientId) {
-        let since = self.state().now();
-        self.change_client(id, |client| client.sleep = Sleep::Ordered { since, evicted: false });
-        // One that has the lock is told that it is waited for, and says when it does nothing.
-        self.agenda_mut().tell_later([id]);
-        self.agenda_mut().follow_sleeper_at(since + MAX_WAIT_FOR_IDLE, id);
-        self.agenda_mut().follow_sleeper_at(since + MAX_WAIT_FOR_LOOK, id);
     }
 
     /// Has a client come back to the card, or takes back that it was to go.

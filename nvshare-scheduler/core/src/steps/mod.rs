@@ -12,7 +12,7 @@
 //! | a limit is used up, a client is paused | [`enforce`] |
 //! | jobs' progress is measured | [`measure`] |
 //! | clients go off the card and come back | [`sleep`] |
-//! | clients that rested go off the card by themselves | [`rest`] |
+//! | it is looked whether clients have rested for long enough | [`rest`] |
 //! | clients that fitted together do so no more | [`outgrown`] |
 //! | an allocation waits for room | [`room`] |
 //! | GPUs are looked at in rounds | [`reconcile`], [`round`] |

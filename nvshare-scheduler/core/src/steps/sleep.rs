@@ -5,7 +5,8 @@ use nvshare_proto::units::saturate;
 use nvshare_proto::{Amount, EventKind, GpuUuid, SchedulerMessage};
 
 use crate::policy::patience::MAX_RESTORE;
-use crate::policy::sleep::{MAX_WAIT_FOR_LOOK, Step};
+use crate::policy::rest;
+use crate::policy::sleep::{MAX_WAIT_FOR_IDLE, MAX_WAIT_FOR_LOOK, Step};
 use crate::report::warnings::Topic;
 use crate::state::account::EvictOrder;
 use crate::state::client::{Client, ClientId, Phase};
@@ -15,6 +16,16 @@ use crate::state::sleep::Sleep;
 use crate::steps::books::Books;
 
 impl Books {
+    /// Begins to have a client go off the card, which can.
+    pub(crate) fn order_to_go(&mut self, id: ClientId) {
+        let since = self.state().now();
+        self.change_client(id, |client| client.sleep = Sleep::Ordered { since, evicted: false });
+        // One that has the lock is told that it is waited for, and says when it does nothing.
+        self.agenda_mut().tell_later([id]);
+        self.agenda_mut().follow_sleeper_at(since + MAX_WAIT_FOR_IDLE, id);
+        self.agenda_mut().follow_sleeper_at(since + MAX_WAIT_FOR_LOOK, id);
+    }
+
     /// Goes on with the clients that are to sleep, or to wake with work, and of which something has changed.
     pub(crate) fn follow_sleepers(&mut self) {
         let now = self.state().now();
@@ -48,6 +59,37 @@ impl Books {
                 }
             }
         }
+    }
+
+    /// Looks at the rest of a client on the card, if it is time.
+    fn look_at_rest(&mut self, id: ClientId) {
+        let now = self.state().now();
+        let is_due = self.change_rest(id, |rest| rest.look_at.take_if(|at| *at <= now).is_some());
+        let Some(client) = self.state().client(id).filter(|_| is_due == Some(true)) else { return };
+        let is_another_going =
+            self.agenda().going_by_itself().is_some_and(|other| self.state().is_going(other));
+        match self.state().next_step_of_rest(client, is_another_going) {
+            None => {}
+            Some(rest::Step::LookAgain(time)) => self.look_at_rest_in(time, id),
+            Some(rest::Step::Ask { look_in }) => {
+                self.change_rest(id, |rest| rest.is_asked = true);
+                self.ask_for_counters(id);
+                self.look_at_rest_in(look_in, id);
+            }
+            Some(rest::Step::Go) => self.go_by_itself(id),
+        }
+    }
+
+    fn go_by_itself(&mut self, id: ClientId) {
+        let now = self.state().now();
+        let since = self.change_rest(id, |rest| {
+            rest.is_cause = true;
+            rest.since
+        });
+        self.agenda_mut().set_going_by_itself(id);
+        let rested = now.saturating_sub(since.unwrap_or(now)).as_secs();
+        self.report_mut().info(format!("client {id} has had no work for {rested} s, and goes to sleep"));
+        self.order_to_go(id);
     }
 
     /// Has a client give back all room that can be moved, on each of its GPUs.
