@@ -125,6 +125,13 @@ static void first(const char *what) {
     if (!strcmp(what, "nvml_tables")) CHECK(call(what));
     if (!strcmp(what, "managed")) CHECK(FN(cuMemAllocManaged)(&base, 4 * MIB, 1));
     if (!strcmp(what, "shares")) CHECK(FN(cuIpcGetMemHandle)(handle, memory_));
+    /* Another device reaches its memory, or memory of the driver's own. */
+    int descriptor = -1;
+    if (!strcmp(what, "describes")) CHECK(FN(cuMemGetHandleForAddressRange)(&descriptor, memory_, (size_t)BYTES, 1, 0ul));
+    if (!strcmp(what, "attributes")) {
+        unsigned on = 1;
+        CHECK(FN(cuPointerSetAttribute)(&on, 6, memory_));
+    }
     if (!strcmp(what, "spins")) CHECK(pthread_create(&thread, NULL, spin, NULL));
     if (!strcmp(what, "calls")) CHECK(pthread_create(&thread, NULL, call_over_and_over, NULL));
     if (!strcmp(what, "ends")) {

@@ -119,7 +119,9 @@ pub(crate) unsafe fn get_handle_for_range(
     let allocated = allocations::mapped_at(base);
     if callbacks::are_running() || allocated.is_none() && !physical::is_in(base, bytes) {
         let result = call();
-        if result != CUresult::SUCCESS {
+        if result == CUresult::SUCCESS {
+            physical::note_reached();
+        } else {
             note_refusal(base, "with another device (dma-buf)");
         }
         return result;

@@ -167,6 +167,7 @@ pub(crate) unsafe fn set_attribute(
     if allocated.is_none() && !physical::is_in(pointer, 1) {
         let result = call();
         if result == CUresult::SUCCESS {
+            physical::note_reached();
             allocation_of(pointer).iter().for_each(|allocation| allocation.set_attributed());
         }
         return result;

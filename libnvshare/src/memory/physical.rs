@@ -12,6 +12,7 @@ mod reach;
 
 use std::collections::BTreeMap;
 use std::ffi::c_ulonglong;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nvshare_proto::units::MIB;
@@ -468,6 +469,19 @@ pub(crate) fn view_at(pointer: CUdeviceptr) -> Option<View> {
     let (properties, access) = (mapped.properties()?, mapped.access(at));
     let reserved = books.reservation(at).unwrap_or((at, mapping.bytes));
     Some(View { allocation, at, reserved, properties, access })
+}
+
+/// Others reach memory of the process that is the driver's own, or the process reaches memory of others.
+static REACHED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that others reach memory that is the driver's own, or that the process has mapped memory of others. When that ends is not known.
+pub(crate) fn note_reached() {
+    REACHED.store(true, Ordering::Relaxed);
+}
+
+/// Whether others may reach memory of the process, or it theirs, in ways of which the library does not know whether they have ended.
+pub(crate) fn is_reached() -> bool {
+    REACHED.load(Ordering::Relaxed)
 }
 
 /// Whether a range has memory of the library's in it.

@@ -18,7 +18,7 @@ use nvshare_client::Kind;
 use nvshare_client::session::Done;
 use nvshare_proto::MemoryMode;
 
-use super::{allocations, devices, exports, imports};
+use super::{allocations, devices, exports, imports, physical};
 use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::blocked::Unseen;
@@ -128,13 +128,21 @@ fn check_now() -> Result<(), Stays> {
     if exports::has_any() || imports::has_any() {
         return Err(Stays::now("it shares memory with other processes"));
     }
+    // They would reach memory that the driver is about to replace, or whose copy it brings back later.
+    if physical::is_reached() {
+        return Err(Stays::for_good("others reach its memory, or it reaches theirs"));
+    }
     // The memory that does not move is on the card, and the driver copies it.
     let stays = devices::all().map(|device| device.account().charged()).sum();
     check_host(host_memory::room(), stays)?;
     let is_managed = |kind| matches!(kind, Kind::DeviceAsManaged | Kind::ProgramsManaged | Kind::ManagedPool);
     for device in devices::all() {
-        if allocations::of_device(device.ordinal).iter().any(|allocation| is_managed(allocation.kind)) {
+        let all = allocations::of_device(device.ordinal);
+        if all.iter().any(|allocation| is_managed(allocation.kind)) {
             return Err(Stays::now("it has managed memory"));
+        }
+        if all.iter().any(|allocation| allocation.is_pinned()) {
+            return Err(Stays::now("others may reach its memory"));
         }
         if device.account().movable_on_card() > 0 {
             return Err(Stays::now("some of its memory is on the card"));

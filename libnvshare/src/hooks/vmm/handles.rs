@@ -42,7 +42,11 @@ pub(crate) unsafe fn export(
 ) -> CUresult {
     if !physical::is_ours(handle) {
         // SAFETY: the caller's arguments.
-        return unsafe { real(place, handle, kind, flags) };
+        let result = unsafe { real(place, handle, kind, flags) };
+        if result == CUresult::SUCCESS {
+            physical::note_reached();
+        }
+        return result;
     }
     // Memory that can be shared is one chunk; the driver refuses the others.
     with_handles(handle, "other processes can reach them", |handles| match handles {

@@ -39,6 +39,10 @@ pub(crate) fn map(handle: Handle, at: CUdeviceptr, bytes: u64, call: impl FnOnce
     let result = call();
     if result == CUresult::SUCCESS {
         let charge = books.charges.get(&handle).and_then(|charges| charges.last()).cloned();
+        if charge.is_none() {
+            // It was not created here.
+            super::note_reached();
+        }
         books.mappings.insert(at, Mapping { bytes, of: Of::Driver(charge) });
     }
     result
