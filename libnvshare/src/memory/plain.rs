@@ -17,7 +17,7 @@ use crate::process::{config, log};
 
 /// Whether a handle was refused. New allocations and pools are plain from then on.
 static REFUSED: AtomicBool = AtomicBool::new(false);
-/// The same for a handle of memory of a pool, where the library maps other memory: only what comes from pools is plain from then on.
+/// The same for a handle of memory of a pool, where the library maps other memory. Only memory that comes from pools is plain then.
 static REFUSED_OF_POOLS: AtomicBool = AtomicBool::new(false);
 
 /// Whether new device memory of this size has to be plain.

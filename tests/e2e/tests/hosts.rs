@@ -253,7 +253,7 @@ fn a_refused_handle_of_a_pool_keeps_only_pools_on_the_card() {
     let has = |status: &Status| Some(status.find(guest.pid())?.usage.first()?.allocated);
     Scheduler::until(&world, "it has all", |status| has(status) >= Some(268 * MIB));
     let usage = Scheduler::status(&world).client(guest.pid()).usage[0];
-    // What comes from a pool afterwards.
+    // The memory that comes from a pool afterwards.
     assert_eq!(usage.immovable, 8 * MIB, "{usage:?}");
     world.stop();
     let finished = guest.finish();

@@ -75,7 +75,7 @@ impl Mapped {
         self.lock().len()
     }
 
-    /// Bytes that the card needs room for in addition while the memory is [exchanged](Self::make_exportable) for at most so many parts.
+    /// Bytes that the card needs room for in addition while the memory is [exchanged](Self::make_exportable) for `most` parts at most.
     pub(in crate::memory) fn room_to_exchange(&self, most: usize) -> u64 {
         least_of(&self.lock(), most)
     }
