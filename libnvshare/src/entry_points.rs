@@ -196,6 +196,11 @@ hooked {
     allocate [handler] cuMemSetAccess(ptr: CUdeviceptr, size: usize, desc: *const c_void, count: usize) = handled(vmm::set_access);
     view [none] cuMemGetAllocationPropertiesFromHandle(prop: *mut c_void, handle: c_ulonglong) = handled(vmm::get_properties);
     share [handler] cuMemExportToShareableHandle(shareableHandle: *mut c_void, handle: c_ulonglong, handleType: c_int, flags: c_ulonglong) = handled(vmm::export);
+    share [none] cuMemPoolExportToShareableHandle(handle_out: *mut c_void, pool: CUmemoryPool, handleType: c_int, flags: c_ulonglong) = handled(vmm::export_pool);
+    share [none] cuMemPoolExportPointer(shareData_out: *mut c_void, ptr: CUdeviceptr) = handled(vmm::export_pointer);
+    share [none] cuMemPoolImportFromShareableHandle(pool_out: *mut CUmemoryPool, handle: *mut c_void, handleType: c_int, flags: c_ulonglong) = handled(vmm::import_pool);
+    share [none] cuMemPoolImportPointer(ptr_out: *mut CUdeviceptr, pool: CUmemoryPool, shareData: *mut c_void) = handled(vmm::import_pointer);
+    share [none] cuImportExternalMemory(extMem_out: *mut *mut c_void, memHandleDesc: *const c_void) = handled(vmm::import_external);
     share [handler] cuMulticastBindMem(mcHandle: c_ulonglong, mcOffset: usize, memHandle: c_ulonglong, memOffset: usize, size: usize, flags: c_ulonglong) = handled(vmm::bind);
     share [handler] cuMulticastBindAddr(mcHandle: c_ulonglong, mcOffset: usize, memptr: CUdeviceptr, size: usize, flags: c_ulonglong) = handled(vmm::bind_range);
     share [handler] cuMulticastBindMem_v2(mcHandle: c_ulonglong, dev: CUdevice, mcOffset: usize, memHandle: c_ulonglong, memOffset: usize, size: usize, flags: c_ulonglong) = handled(vmm::bind_v2);
@@ -358,7 +363,7 @@ forwarded {
     cuGraphNodeGetDependentNodes_v2 cuGraphNodeGetEnabled cuGraphNodeGetType cuGraphNodeSetEnabled
      cuGraphReleaseUserObject cuGraphRemoveDependencies cuGraphRemoveDependencies_v2
     cuGraphRetainUserObject cuGreenCtxGetDevResource cuGreenCtxGetId
-    cuGreenCtxRecordEvent cuGreenCtxWaitEvent cuImportExternalMemory
+    cuGreenCtxRecordEvent cuGreenCtxWaitEvent
     cuImportExternalSemaphore cuIpcGetEventHandle cuIpcOpenEventHandle
     cuKernelGetAttribute cuKernelGetFunction cuKernelGetLibrary
     cuKernelGetName cuKernelGetParamInfo cuKernelSetAttribute cuKernelSetCacheConfig
@@ -373,8 +378,6 @@ forwarded {
     cuMemGetAttribute cuMemGetAttribute_v2
     cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
     cuMemHostRegister
-    cuMemPoolExportPointer cuMemPoolExportToShareableHandle
-    cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
     cuMemPoolSetAccess cuMemRangeGetAttribute cuMemRangeGetAttributes
     cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
     cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions

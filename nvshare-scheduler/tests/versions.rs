@@ -10,8 +10,8 @@ use nvshare_core::Config;
 use nvshare_proto::codec::{self, Error, Frames, Message, decode, encode, encode_in};
 use nvshare_proto::units::MIB;
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, ClientState, GpuUuid, MemoryMode, OLDEST, Register, Reply,
-    Request, SchedulerMessage, Usage, VERSION,
+    AdminReply, AdminRequest, ClientMessage, ClientState, EventKind, GpuUuid, MemoryMode, OLDEST, Register,
+    Reply, Request, SchedulerMessage, Usage, VERSION, WatchFrom,
 };
 use nvshare_scheduler::host_memory::Budget;
 use serde::Serialize;
@@ -195,8 +195,15 @@ async fn a_client_of_the_version_before_is_never_told_to_sleep() {
             }
         };
         let [older, newer] = [numbers[0], numbers[1]];
-        let reason =
-            format!("client {older} cannot sleep: its library is older; its program has to be started again");
+        let kept = AdminRequest::Watch { from: WatchFrom::Kept, follow: false };
+        let registered = asks(VERSION, kept).into_iter().filter_map(|reply| match reply {
+            Reply::Admin(AdminReply::Event(event)) if event.event == EventKind::Registered => event.client,
+            _ => None,
+        });
+        assert_eq!(registered.collect::<Vec<_>>(), numbers, "both are in the timeline");
+        let reason = format!(
+            "client {older} (x) cannot sleep: its library is older; its program has to be started again"
+        );
         assert_eq!(asks(VERSION, AdminRequest::Sleep { client: older }), [Reply::Refused { reason }]);
         let text = format!("client {newer} (x) goes to sleep; any call of its program wakes it");
         assert_eq!(

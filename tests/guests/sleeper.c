@@ -132,6 +132,11 @@ static void first(const char *what) {
         unsigned on = 1;
         CHECK(FN(cuPointerSetAttribute)(&on, 6, memory_));
     }
+    if (!strcmp(what, "imports")) {
+        void *external;
+        char described[104] = {1};
+        CHECK(FN(cuImportExternalMemory)(&external, described));
+    }
     if (!strcmp(what, "spins")) CHECK(pthread_create(&thread, NULL, spin, NULL));
     if (!strcmp(what, "calls")) CHECK(pthread_create(&thread, NULL, call_over_and_over, NULL));
     if (!strcmp(what, "ends")) {

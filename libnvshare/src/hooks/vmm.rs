@@ -18,8 +18,8 @@ use crate::memory::charge::charged;
 use crate::memory::physical::{self, Access, Handle, drivers};
 use crate::work::callbacks;
 pub(crate) use handles::{
-    bind, bind_endpoint, bind_endpoint_range, bind_range, bind_range_v2, bind_v2, export, get_properties,
-    map_arrays,
+    bind, bind_endpoint, bind_endpoint_range, bind_range, bind_range_v2, bind_v2, export, export_pointer,
+    export_pool, get_properties, import_external, import_pointer, import_pool, map_arrays,
 };
 
 /// The driver refuses calls from its own callbacks, in which no thread may wait.

@@ -117,7 +117,7 @@ fn check_for_good() -> Result<(), Stays> {
     }
 }
 
-/// Reasons that are looked for while the program's calls are kept out: all but the first may end.
+/// Reasons that are looked for while the program's calls are kept out.
 fn check_now() -> Result<(), Stays> {
     if let Some(name) = door::passed_by() {
         return Err(Stays::for_good(format_args!("its program may call {name} past the library")));

@@ -263,6 +263,7 @@ impl CoreTask {
         self.core.handle(Event::Registered { client, identity, register }, now);
         // It does not know the order, and would not say so.
         if version < SLEEP {
+            self.deliver();
             let reason = "its library is older; its program has to be started again".to_owned();
             let message = ClientMessage::CannotSleep { reason, for_good: true };
             self.core.handle(Event::Message { client, message }, now);
@@ -346,11 +347,12 @@ impl CoreTask {
     }
 
     /// Asks NVML about GPUs that clients have begun to use. Where clients may fill a fixed amount, only sleepers need its answer: to come
-    /// back, they need memory that is free.
+    /// back, they need memory that is free, and those that go by themselves are measured before.
     fn look_at_new_gpus(&mut self) {
         let in_use = self.core.gpus_in_use();
         for &gpu in in_use.difference(&self.gpus_in_use) {
-            if self.config.fixed_memory(gpu).is_none() || self.core.has_sleepers(gpu) {
+            let is_known = self.config.fixed_memory(gpu).is_some() && self.config.sleep_after.is_none();
+            if !is_known || self.core.has_sleepers(gpu) {
                 self.nvml.ask(gpu);
             }
         }

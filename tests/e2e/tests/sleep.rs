@@ -303,18 +303,16 @@ fn who_stays_says_why_and_goes_on() {
     let tables = "its program may call nvmlInternalGetExportTable past the library";
     type Case = (&'static [&'static str], &'static [(&'static str, &'static str)], Answer);
     let reached = || stays("others may reach its memory", false);
-    let cases: [Case; 13] = [
+    let reaches = || stays("others reach its memory, or it reaches theirs", true);
+    let cases: [Case; 14] = [
         (&[], &[("NVSHARE_SLEEP", "0")], stays("NVSHARE_SLEEP is not 1", true)),
         (&[], &[("NVSHARE_MEMORY", "off")], stays(no_swap, true)),
         (&["first", "managed", "copy"], &[], stays("it has managed memory", false)),
         (&["first", "shares", "copy"], &[], stays("it shares memory with other processes", false)),
         (&["first", "describes", "copy"], &[], reached()),
         (&["first", "attributes", "copy"], &[], reached()),
-        (
-            &["first", "describes", "copy"],
-            &[("NVSHARE_PLAIN", "all")],
-            stays("others reach its memory, or it reaches theirs", true),
-        ),
+        (&["first", "describes", "copy"], &[("NVSHARE_PLAIN", "all")], reaches()),
+        (&["first", "imports", "copy"], &[], reaches()),
         (&["first", "captures", "copy"], &[], stays("a capture is open", false)),
         (&["first", "spins", "copy"], &[], stays("its threads are busy", false)),
         (&["first", "calls", "copy"], &[], stays("it is at work", false)),

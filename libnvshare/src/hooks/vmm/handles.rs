@@ -5,7 +5,9 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use super::NOT_PERMITTED;
 use crate::driver::functions::signatures;
-use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemHandle, CUresult, CUstream};
+use crate::driver::types::{
+    CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemHandle, CUmemoryPool, CUresult, CUstream,
+};
 use crate::hooks::target::pass_gate_for_addresses;
 use crate::memory::physical::{self, Handle};
 use crate::work::callbacks;
@@ -42,11 +44,7 @@ pub(crate) unsafe fn export(
 ) -> CUresult {
     if !physical::is_ours(handle) {
         // SAFETY: the caller's arguments.
-        let result = unsafe { real(place, handle, kind, flags) };
-        if result == CUresult::SUCCESS {
-            physical::note_reached();
-        }
-        return result;
+        return note_reached(|| unsafe { real(place, handle, kind, flags) });
     }
     // Memory that can be shared is one chunk; the driver refuses the others.
     with_handles(handle, "other processes can reach them", |handles| match handles {
@@ -54,6 +52,79 @@ pub(crate) unsafe fn export(
         [(.., only)] => unsafe { real(place, only.0, kind, flags) },
         _ => CUresult::INVALID_VALUE,
     })
+}
+
+/// Makes a call after which others reach memory that is the driver's own, or the process reaches theirs.
+fn note_reached(call: impl FnOnce() -> CUresult) -> CUresult {
+    let result = call();
+    if result == CUresult::SUCCESS {
+        physical::note_reached();
+    }
+    result
+}
+
+/// Shares a pool with other processes. A pool that can be shared is the driver's own.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn export_pool(
+    real: signatures::cuMemPoolExportToShareableHandle,
+    place: *mut c_void,
+    pool: CUmemoryPool,
+    kind: c_int,
+    flags: c_ulonglong,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    note_reached(|| unsafe { real(place, pool, kind, flags) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn export_pointer(
+    real: signatures::cuMemPoolExportPointer,
+    place: *mut c_void,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    note_reached(|| unsafe { real(place, pointer) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn import_pool(
+    real: signatures::cuMemPoolImportFromShareableHandle,
+    place: *mut CUmemoryPool,
+    handle: *mut c_void,
+    kind: c_int,
+    flags: c_ulonglong,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    note_reached(|| unsafe { real(place, handle, kind, flags) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn import_pointer(
+    real: signatures::cuMemPoolImportPointer,
+    place: *mut CUdeviceptr,
+    pool: CUmemoryPool,
+    data: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    note_reached(|| unsafe { real(place, pool, data) })
+}
+
+/// Memory of Vulkan and others.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn import_external(
+    real: signatures::cuImportExternalMemory,
+    place: *mut *mut c_void,
+    described: *const c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    note_reached(|| unsafe { real(place, described) })
 }
 
 /// # Safety

@@ -119,6 +119,7 @@ impl Books {
         });
         // None: the client named a GPU that it does not use.
         let Some((kept, evict)) = answered else { return };
+        self.await_look(id);
         if let Some((rate, took)) = evict {
             self.change_gpu(uuid, |gpu| {
                 gpu.cost.evict.record(took);

@@ -89,9 +89,10 @@ impl Books {
             client.sleep = Sleep::Away;
             client.is_unresponsive = false;
         });
+        let listed = self.state().client(id).is_some_and(|c| c.accounts.values().any(|a| a.is_listed()));
         self.change_each_gpu_of(id, |gpu, account| {
             gpu.size.overhead = gpu.size.overhead.saturating_sub(account.overhead());
-            account.keep_most_seen();
+            account.keep_most_seen(listed);
         });
         let needs = self.state().needs_to_return(id);
         self.emit_with(EventKind::Asleep, id, Some(needs), took);

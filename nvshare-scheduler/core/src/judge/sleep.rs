@@ -7,6 +7,7 @@ use nvshare_proto::{Amount, GpuUuid, MemoryMode};
 use crate::policy::rest::{self, Resting};
 use crate::policy::sleep::{self, Candidate, Step};
 use crate::state::State;
+use crate::state::account::Account;
 use crate::state::client::{Client, ClientId, Phase};
 use crate::state::gpu::{CapacitySource, Gpu};
 use crate::state::sleep::Sleep;
@@ -91,10 +92,14 @@ impl State {
     /// Returns what is done about a client that is ordered to sleep, or `None` if it is not.
     pub(crate) fn next_step_to_sleep(&self, client: &Client) -> Option<Step> {
         let Sleep::Ordered { since, evicted } = client.sleep else { return None };
-        let is_seen = client.accounts.iter().all(|(uuid, account)| {
-            let nobody_measures = self.gpu(*uuid).is_none_or(|gpu| gpu.source != CapacitySource::Certain);
-            nobody_measures || account.is_seen_since(since)
-        });
+        let is_measured = |uuid| self.gpu(uuid).is_some_and(|gpu| gpu.source == CapacitySource::Certain);
+        let measured =
+            || client.accounts.iter().filter(|(uuid, _)| is_measured(**uuid)).map(|(_, account)| account);
+        let is_seen_or_absent =
+            |account: &Account| account.is_seen_since(since) || account.is_absent_since(since);
+        let is_seen = measured().next().is_none()
+            || measured().any(|account| account.is_seen_since(since))
+                && measured().all(|account| is_seen_or_absent(account));
         let accounts = || client.accounts.values();
         let phase = client.phase();
         let runs = matches!(phase, Phase::Running { .. } | Phase::Dropping { .. });
@@ -108,6 +113,7 @@ impl State {
             movable: accounts().fold(0, |sum, account| sum.saturating_add(account.movable())),
             was_asked: evicted,
             is_seen,
+            is_visible: client.identity.pid.is_some() || measured().next().is_none(),
         }))
     }
 
@@ -133,8 +139,9 @@ impl State {
         let passed_over = self.now().checked_sub(self.config().grace).unwrap_or_default();
         client.accounts.keys().filter_map(|uuid| self.gpu(*uuid)).all(|gpu| {
             let sleepers = gpu.ledger.sleepers();
-            let (needs, own) =
-                gpu.ledger.entry(client.id).map_or((0, 0), |entry| (entry.sleeper.needs, entry.room));
+            let room = |id| gpu.ledger.entry(id).map_or(0, |entry| entry.room);
+            let needs = gpu.ledger.entry(client.id).map_or(0, |entry| entry.sleeper.needs);
+            let own = sleepers.waking().fold(room(client.id), |sum, id| sum.saturating_add(room(id)));
             let card = self.config().card(gpu.uuid, gpu.size, sleepers.needed_by_waking());
             if self.is_scheduling() {
                 let is_next = sleepers.is_next(client.id, since, passed_over) && !sleepers.is_one_awaited();

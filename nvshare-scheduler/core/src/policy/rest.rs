@@ -52,7 +52,8 @@ pub(crate) fn next_step(client: Resting) -> Step {
     let patience = after.saturating_mul(1 << in_vain.min(MAX_DOUBLINGS));
     let left = patience.saturating_sub(rested);
     if !left.is_zero() {
-        Step::LookAgain(left)
+        // Work makes the time shorter again.
+        Step::LookAgain(left.min(after))
     } else if !client.is_in_the_way {
         Step::LookAgain(after.clamp(SOON, LATER))
     } else if client.is_gate_open && !client.is_asked {
@@ -101,6 +102,7 @@ mod tests {
             ),
             (Resting { is_another_going: true, ..rests }, Step::LookAgain(S(1))),
             (Resting { after: Duration::MAX, in_vain: 9, ..rests }, Step::LookAgain(Duration::MAX - S(60))),
+            (Resting { in_vain: 6, ..rests }, Step::LookAgain(S(60))),
         ] {
             assert_eq!(next_step(client), step, "{client:?}");
         }

@@ -34,6 +34,8 @@ pub(crate) struct Candidate {
     pub(crate) was_asked: bool,
     /// Its contexts and modules were seen since its memory has left, or nobody measures.
     pub(crate) is_seen: bool,
+    /// They can be seen at all, or nobody measures.
+    pub(crate) is_visible: bool,
 }
 
 /// The next step with it.
@@ -63,6 +65,7 @@ pub(crate) fn next_step(candidate: Candidate) -> Step {
         Candidate { runs: true, ordered_for, .. } if ordered_for >= MAX_WAIT_FOR_IDLE => Step::StaysAtWork,
         Candidate { runs: true, .. } => Step::Wait,
         Candidate { is_idle: true, .. } => Step::Leave,
+        Candidate { is_visible: false, .. } => Step::StaysUnseen,
         Candidate { is_asked: true, .. } => Step::Wait,
         Candidate { movable: 1.., was_asked: false, .. } => Step::Evict,
         Candidate { movable: 1.., .. } => Step::StaysFull,
@@ -101,8 +104,8 @@ impl Card {
         [self.reserve / 2, self.overhead, self.waking, needs].into_iter().map(u128::from).sum()
     }
 
-    /// Whether a client that needs so much may come back beside this much room of all, of which `own` is its own: memory that does
-    /// not move comes with it. Where nothing was measured, nothing is known to be needed, and nothing was given away.
+    /// Whether a client that needs so much may come back beside this much room of all. Of that, `own` is its own, and of those on their
+    /// way back: memory that does not move comes with them. Where nothing was measured, nothing is known to be needed, and nothing was given away.
     #[must_use]
     pub(crate) fn has_place(self, needs: u64, own: u64, room: u128) -> bool {
         needs == 0
@@ -133,6 +136,7 @@ mod tests {
             movable: 0,
             was_asked: false,
             is_seen: true,
+            is_visible: true,
         };
         for (candidate, step) in [
             (idle, Step::Tell),
@@ -148,6 +152,7 @@ mod tests {
             (Candidate { movable: 5, was_asked: true, ..idle }, Step::StaysFull),
             (Candidate { was_asked: true, ..idle }, Step::Tell),
             (Candidate { is_seen: false, ..idle }, Step::Wait),
+            (Candidate { is_visible: false, movable: 5, ..idle }, Step::StaysUnseen),
             (Candidate { is_seen: false, ordered_for: MAX_WAIT_FOR_LOOK, ..idle }, Step::StaysUnseen),
             (
                 Candidate { is_seen: false, is_asked: true, ordered_for: MAX_WAIT_FOR_LOOK, ..idle },

@@ -230,9 +230,23 @@ impl Account {
         self.is_measured() && self.is_listed && self.measured_at > time
     }
 
-    /// Takes the most that the last looks have shown for what the process needs to come back, and has then.
-    pub(crate) fn keep_most_seen(&mut self) {
+    /// Whether the GPU was looked at since then, and the process has nothing there: its context there has ended.
+    pub(crate) fn is_absent_since(&self, time: Time) -> bool {
+        self.is_measured() && self.measured_at > time && self.room == 0 && self.usage.allocated == 0
+    }
+
+    /// Takes the most that the last looks have shown for what the process needs to come back, and has then. `is_elsewhere`: the process
+    /// was seen on another GPU.
+    pub(crate) fn keep_most_seen(&mut self, is_elsewhere: bool) {
         self.beside = [self.beside[0].max(self.beside[1]); 2];
+        if is_elsewhere && !self.is_listed && self.is_absent_since(Time::ZERO) {
+            (self.is_listed, self.beside) = (true, [0; 2]);
+        }
+    }
+
+    /// Whether NVML showed the process at the last look.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.is_listed
     }
 
     /// Whether what the client has beside its memory is known: see [`Self::overhead`].

@@ -4,7 +4,7 @@
 //! No ──▶ Ordered ──▶ Told ──▶ Away ──▶ Wanted ──▶ Waking ──▶ No
 //! ```
 //!
-//! An administrator orders it. The client's room is taken, and it is told. It wants to come back when a call
+//! An administrator orders it, or the client has [rested](super::rest) for long enough. The client's room is taken, and it is told. It wants to come back when a call
 //! of its program waits, or when an administrator says so. It is woken when its turn comes and the card has
 //! room for what it had there. Work before it is told ends the order.
 
@@ -131,6 +131,11 @@ impl Sleepers {
     /// Whether a client is on its way back, and is not late.
     pub(crate) fn is_one_awaited(&self) -> bool {
         self.awaited > 0
+    }
+
+    /// Returns those on their way back.
+    pub(crate) fn waking(&self) -> impl Iterator<Item = ClientId> + '_ {
+        self.waking.keys().copied()
     }
 
     /// Returns the bytes that those on their way back need.

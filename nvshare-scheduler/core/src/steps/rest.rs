@@ -9,9 +9,14 @@ impl Books {
     /// Begins to follow the rest of a client, or goes on with it after an interruption, if clients go by themselves.
     pub(crate) fn follow_rest(&mut self, id: ClientId) {
         let Some(after) = self.state().config().sleep_after else { return };
-        if self.state().client(id).is_some_and(|client| self.state().may_ever_sleep(client)) {
-            self.look_at_rest_in(after, id);
-        }
+        let now = self.state().now();
+        let Some(client) = self.state().client(id).filter(|client| self.state().may_ever_sleep(client))
+        else {
+            return;
+        };
+        // Each change of a setting comes here, and must not put off the look.
+        let planned = client.rest.look_at.map_or(after, |at| at.saturating_sub(now));
+        self.look_at_rest_in(planned.min(after), id);
     }
 
     /// Follows the rests of all clients, when that has been off.

@@ -95,9 +95,11 @@ impl Books {
     /// Has a client give back all room that can be moved, on each of its GPUs.
     fn evict_all_of(&mut self, id: ClientId) {
         let now = self.state().now();
-        // A look before the eviction may have shown room that it did not use.
-        self.change_client(id, |client| client.sleep = Sleep::Ordered { since: now, evicted: true });
-        self.agenda_mut().follow_sleeper_at(now + MAX_WAIT_FOR_LOOK, id);
+        self.change_client(id, |client| {
+            if let Sleep::Ordered { evicted, .. } = &mut client.sleep {
+                *evicted = true;
+            }
+        });
         for uuid in self.state().gpus_used_by(id) {
             let bytes = self.state().account(id, uuid).map_or(0, |account| account.movable());
             if bytes > 0 {
@@ -106,6 +108,20 @@ impl Books {
                 });
                 self.send(id, SchedulerMessage::Evict(Amount { gpu: uuid, bytes }));
             }
+        }
+    }
+
+    /// Waits for a look at a client that is to sleep and has given back all room that it can. It is not looked at while memory moves,
+    /// and a look before that may have shown room that it did not use.
+    pub(crate) fn await_look(&mut self, id: ClientId) {
+        let now = self.state().now();
+        if self
+            .state()
+            .client(id)
+            .is_some_and(|client| matches!(client.sleep, Sleep::Ordered { evicted: true, .. }))
+        {
+            self.change_client(id, |client| client.sleep = Sleep::Ordered { since: now, evicted: true });
+            self.agenda_mut().follow_sleeper_at(now + MAX_WAIT_FOR_LOOK, id);
         }
     }
 

@@ -65,6 +65,11 @@ api! {
         if kind != DESCRIPTOR { return INVALID_VALUE }
         unsafe { give_new(place, || process::get()?.import_physical(descriptor as c_int)) }
     }
+    // Memory of a graphics library. Nothing maps it here.
+    fn cuImportExternalMemory(place: *mut usize, described: *const c_void) {
+        if described.is_null() { return INVALID_VALUE }
+        unsafe { give_new(place, || process::get().map(|_| 1)) }
+    }
     fn cuMemRetainAllocationHandle(place: *mut u64, address: u64) { unsafe { give_new(place, || process::get()?.retain_physical(address)) } }
     fn cuMemGetAllocationGranularity(place: *mut usize, properties: *const c_void, _option: c_uint) {
         if properties.is_null() { return INVALID_VALUE }

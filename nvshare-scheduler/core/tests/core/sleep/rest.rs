@@ -184,7 +184,7 @@ fn a_client_that_comes_back_in_vain_rests_longer_each_time() {
     }
     assert_eq!(waited, [1, 2, 4, 8, 16]);
     // Work makes up for it.
-    resting.pass(10);
+    resting.pass(AFTER + 5);
     let epoch = resting.cards.table.runs(1);
     resting.cards.table.say(1, ClientMessage::Idle { epoch });
     let at = resting.goes_within(1, 2 * AFTER).unwrap();
@@ -237,6 +237,21 @@ fn scheduling_off_and_on_keeps_the_rests_followed() {
         SchedulerMessage::SchedOn { epoch } if *client == 1 => Some(*epoch),
         _ => None,
     });
+    // Nobody knows what they did meanwhile.
+    assert!(epochs.contains(&(1, SchedulerMessage::AskCounters)), "{epochs:?}");
+    resting.cards.table.say(1, ClientMessage::Counters(Counters::default()));
     resting.cards.table.say(1, ClientMessage::Idle { epoch: epoch.unwrap() });
     assert!(resting.goes_within(1, 2 * AFTER).is_some());
+}
+
+#[test]
+fn settings_that_change_do_not_put_a_rest_off() {
+    let mut resting = Resting::with(&[(1, 9, 1), (2, 9, 1)]);
+    let mut went = None;
+    for _ in 0..4 {
+        let rule = nvshare_core::Rule::Fixed(MS(7000));
+        resting.cards.table.core.set_quantum(None, rule, MS(resting.cards.table.now));
+        went = went.or(resting.goes_within(1, AFTER / 2));
+    }
+    assert!(went.is_some());
 }

@@ -44,7 +44,7 @@ fn contexts_that_come_back_count_at_once() {
 fn a_client_that_nobody_sees_on_the_card_stays() {
     let mut cards = Cards::new();
     let identity = Identity { pid: None, process: Some(1), ..Identity::default() };
-    let register = Register { memory: MemoryMode::Swap, ..newcomer(Gate::Closed, usage(0, 0)) };
+    let register = Register { memory: MemoryMode::Swap, ..newcomer(Gate::Closed, usage(GIB, 0)) };
     cards.table.happens(Event::Registered { client: 1, identity, register });
     let sees_nothing = |cards: &mut Cards| {
         let mut sent = cards.table.wait_until(cards.table.now + 1000);
@@ -57,6 +57,7 @@ fn a_client_that_nobody_sees_on_the_card_stays() {
     cards.order(1).unwrap();
     let sent: Sent = (0..15).flat_map(|_| sees_nothing(&mut cards)).collect();
     assert!(!told_to_sleep(&sent), "{sent:?}");
+    assert!(!sent.iter().any(|(_, message)| matches!(message, SchedulerMessage::Evict(_))), "{sent:?}");
     let said = "client 1 does not go to sleep: NVML does not show what its contexts take";
     assert!(cards.table.notes.iter().any(|note| note == said), "{:?}", cards.table.notes);
 }
@@ -175,4 +176,69 @@ fn one_that_finds_no_place_does_not_keep_others_off_the_card() {
     assert_eq!(woken(&cards.table.say(2, ClientMessage::WakeWanted)), [], "the first has a while");
     let sent: Sent = (0..11).flat_map(|_| measure(&mut cards)).collect();
     assert_eq!(woken(&sent), [2]);
+}
+
+/// Scheduling is off. Memory that does not move comes back with each.
+#[test]
+fn what_does_not_move_is_given_once_as_well() {
+    let mut cards = Cards::new();
+    let plain = |allocated| Usage { immovable: 4 * GIB, ..usage(allocated, allocated - 4 * GIB) };
+    for client in [1, 2] {
+        cards.comes(client, plain(4 * GIB), GIB);
+    }
+    cards.measure();
+    cards.measure();
+    cards.sleeps(1);
+    cards.sleeps(2);
+    let sees = |cards: &mut Cards, available| {
+        let measured = Measured { gpu: gpu(0), available, used: BTreeMap::new() };
+        cards.table.happens(Event::Measured(measured))
+    };
+    sees(&mut cards, 6 * GIB);
+    cards.table.core.switch_off(true, MS(cards.table.now)).unwrap();
+    assert_eq!(woken(&cards.table.sent()), [1]);
+    assert_eq!(woken(&cards.awakes(1)), []);
+    assert_eq!(woken(&sees(&mut cards, 6 * GIB)), [2], "it was freed meanwhile");
+}
+
+/// Until it is over, NVML would see a part of it.
+#[test]
+fn an_eviction_that_lasts_is_waited_for() {
+    let mut cards = Cards::with(&[(1, 4, 1)]);
+    let epoch = cards.table.runs(1);
+    cards.table.say(1, ClientMessage::Usage(usage(4 * GIB, 0)));
+    cards.table.say(1, ClientMessage::Idle { epoch });
+    cards.order(1).unwrap();
+    let sent = cards.table.sent();
+    for _ in 0..15 {
+        cards.table.say(1, ClientMessage::Room(Amount { gpu: gpu(0), bytes: GIB / 8 }));
+        assert!(!told_to_sleep(&cards.measure()));
+    }
+    cards.table.say(1, ClientMessage::Usage(usage(4 * GIB, 4 * GIB)));
+    let mut sent = cards.table.give_back(sent);
+    sent.append(&mut cards.measure());
+    assert!(told_to_sleep(&sent), "{:?}", cards.table.notes);
+}
+
+/// Its context on the second GPU has ended.
+#[test]
+fn a_client_without_a_context_on_one_of_its_gpus_goes() {
+    let mut cards = Cards::with(&[(1, 4, 1)]);
+    let other = Usage { gpu: gpu(1), ..usage(0, 0) };
+    cards.table.say(1, ClientMessage::Usage(other));
+    let look = |cards: &mut Cards| {
+        let nothing = Measured { gpu: gpu(1), available: CAPACITY, used: BTreeMap::from([(9, GIB)]) };
+        let mut sent = cards.table.happens(Event::Measured(nothing));
+        sent.append(&mut cards.measure());
+        sent
+    };
+    look(&mut cards);
+    look(&mut cards);
+    cards.order(1).unwrap();
+    let sent: Sent = (0..3).flat_map(|_| look(&mut cards)).collect();
+    assert!(told_to_sleep(&sent), "{:?}", cards.table.notes);
+    cards.table.say(1, ClientMessage::Asleep);
+    let needs = &cards.table.core.asleep_status()[0].needs;
+    let bytes: Vec<u64> = needs.iter().map(|need| need.bytes).collect();
+    assert_eq!(bytes, [GIB, 0]);
 }
