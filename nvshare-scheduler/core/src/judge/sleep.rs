@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nvshare_proto::{Amount, GpuUuid, MemoryMode};
 
+use crate::Time;
 use crate::policy::rest::{self, Resting};
 use crate::policy::sleep::{self, Candidate, Step};
 use crate::state::State;
@@ -136,7 +137,7 @@ impl State {
     /// while keeps no others off the card: what is in its way may stay.
     pub(crate) fn may_wake(&self, client: &Client) -> bool {
         let Sleep::Wanted { since } = client.sleep else { return false };
-        let passed_over = self.now().checked_sub(self.config().grace).unwrap_or_default();
+        let passed_over = self.passed_over();
         client.accounts.keys().filter_map(|uuid| self.gpu(*uuid)).all(|gpu| {
             let sleepers = gpu.ledger.sleepers();
             let room = |id| gpu.ledger.entry(id).map_or(0, |entry| entry.room);
@@ -153,12 +154,17 @@ impl State {
         })
     }
 
+    /// Clients that have been to be woken since then, or longer, are passed over by others.
+    fn passed_over(&self) -> Time {
+        self.now().checked_sub(self.config().grace).unwrap_or_default()
+    }
+
     /// Returns the bytes of a GPU's capacity that nobody gets, because a process comes back to the card or is
     /// the next to do so.
     pub(crate) fn to_hold_back(&self, gpu: &Gpu) -> u64 {
         let sleepers = gpu.ledger.sleepers();
         let entry = |id| gpu.ledger.entry(id).map_or(0, |entry| entry.sleeper.needs);
-        let next = sleepers.first().map_or(0, entry);
+        let next = sleepers.next(self.passed_over()).map(entry).max().unwrap_or(0);
         let waking = sleepers.needed_by_waking();
         if next == 0 && (waking == 0 || !sleepers.is_one_awaited()) {
             return 0;

@@ -9,6 +9,7 @@
 //! room for what it had there. Work before it is told ends the order.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use crate::Time;
 use crate::state::client::ClientId;
@@ -120,6 +121,15 @@ impl Sleepers {
     /// Returns all that are to be woken, in this order.
     pub(crate) fn wanted(&self) -> impl Iterator<Item = ClientId> + '_ {
         self.wanted.iter().map(|&(_, id)| id)
+    }
+
+    /// Returns those for which room is made: the first to be woken, and if others may pass it, these as well, up to the first that has
+    /// been to be woken since after `passed_over`.
+    pub(crate) fn next(&self, passed_over: Time) -> impl Iterator<Item = ClientId> + '_ {
+        let last = (passed_over, ClientId::MAX);
+        let passed = self.wanted.range(..=last);
+        let first = self.wanted.range((Bound::Excluded(last), Bound::Unbounded)).next();
+        passed.chain(first).map(|&(_, id)| id)
     }
 
     /// Whether a client that has been to be woken since then comes before all others, but for those that have waited

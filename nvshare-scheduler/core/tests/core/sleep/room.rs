@@ -247,3 +247,39 @@ fn a_client_without_a_context_on_one_of_its_gpus_goes() {
     let bytes: Vec<u64> = needs.iter().map(|need| need.bytes).collect();
     assert_eq!(bytes, [GIB, 0]);
 }
+
+/// The first needs little here, and has no place on its other GPU. Clients may fill a fixed amount, so nothing is set aside.
+#[test]
+fn room_is_made_for_those_that_pass_one_without_a_place() {
+    let mut cards = Cards::with(&[(1, 0, 1), (2, 0, 3)]);
+    let other = Usage { gpu: gpu(1), ..usage(0, 0) };
+    cards.table.say(1, ClientMessage::Usage(other));
+    let look = |cards: &mut Cards, available| {
+        let used = if cards.asleep.contains(&1) { BTreeMap::new() } else { BTreeMap::from([(1, GIB)]) };
+        let mut sent = cards.table.happens(Event::Measured(Measured { gpu: gpu(1), available, used }));
+        sent.append(&mut cards.measure());
+        cards.table.give_back(sent)
+    };
+    look(&mut cards, CAPACITY);
+    look(&mut cards, CAPACITY);
+    cards.sleeps(2);
+    cards.order(1).unwrap();
+    let sent: Sent = (0..3).flat_map(|_| look(&mut cards, CAPACITY)).collect();
+    assert!(told_to_sleep(&sent), "{:?}", cards.table.notes);
+    cards.asleep.insert(1);
+    cards.table.say(1, ClientMessage::Asleep);
+    let fixed = Config { gpu_memory: Some(CAPACITY), reserve: None, grace: MS(10_000), ..config(false) };
+    cards.table.core.configure(fixed, MS(cards.table.now));
+    cards.comes(4, usage(15 * GIB, 15 * GIB), 0);
+    let epoch = cards.table.runs(4);
+    cards.table.say(4, ClientMessage::Usage(usage(15 * GIB, 0)));
+    cards.table.say(4, ClientMessage::Idle { epoch });
+    look(&mut cards, GIB / 2);
+    for client in [1, 2] {
+        cards.table.now += 1;
+        let sent = cards.table.say(client, ClientMessage::WakeWanted);
+        assert_eq!(woken(&cards.table.give_back(sent)), []);
+    }
+    let sent: Sent = (0..15).flat_map(|_| look(&mut cards, GIB / 2)).collect();
+    assert_eq!(woken(&sent), [2], "{:?}", cards.table.core.gpu_status());
+}
