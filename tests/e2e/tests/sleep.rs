@@ -471,8 +471,9 @@ fn it_can_be_killed_and_exit_asleep() {
 /// The copy takes two seconds, and the program ends meanwhile.
 #[test]
 fn the_end_of_the_program_waits_for_its_way_off_the_card() {
-    let mut sleeper = Sleeper::parked(&["exit"], &[("NVSIM_COPY_OUT", "0.05")]);
+    let mut sleeper = Sleeper::parked(&["exit"], &[("NVSIM_COPY_OUT", "0.05"), ("NVSHARE_LOG", "debug")]);
     sleeper.say(SchedulerMessage::Sleep);
+    wait_until("it is told", || sleeper.guest.log().contains("received Sleep"));
     std::thread::sleep(Duration::from_millis(500));
     sleeper.write("go", "");
     let begin = Instant::now();
