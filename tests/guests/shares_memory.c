@@ -335,8 +335,12 @@ static void hostile(void) {
     CHECK(given.result);
     EXPECT(seen(0, opened(0, given.handle), BYTES) == 6);
     /* A process that stopped is not waited for for ever. */
+    int status;
     CHECK(kill(others[1].pid, SIGSTOP));
-    EXPECT(ASK(0, OPEN, ((forged = given.handle).bytes[47] ^= 1, forged), .flags = 1).result == 400);
+    EXPECT(waitpid(others[1].pid, &status, WUNTRACED) == others[1].pid && WIFSTOPPED(status));
+    forged = given.handle;
+    forged.bytes[47] ^= 1;
+    EXPECT(ASK(0, OPEN, forged, .flags = 1).result == 400);
     CHECK(kill(others[1].pid, SIGCONT));
     end_others(2);
 }
