@@ -104,8 +104,9 @@ impl Card {
         [self.reserve / 2, self.overhead, self.waking, needs].into_iter().map(u128::from).sum()
     }
 
-    /// Whether a client that needs so much may come back beside this much room of all. Of that, `own` is its own, and of those on their
-    /// way back: memory that does not move comes with them. Where nothing was measured, nothing is known to be needed, and nothing was given away.
+    /// Whether a client that needs so much may come back beside this much room of all clients. `own`: the part of that room
+    /// that is its own, or of clients on their way back. Where nothing was measured, nothing is known to be needed, and
+    /// nothing was given away.
     #[must_use]
     pub(crate) fn has_place(self, needs: u64, own: u64, room: u128) -> bool {
         needs == 0
@@ -113,7 +114,8 @@ impl Card {
                 && self.has_free(needs, own)
     }
 
-    /// Whether the last measurement left so much to a client, beside those that are on their way back.
+    /// Whether the last measurement shows free memory for a client, and for those on their way back. Memory that does not
+    /// move comes with them: `own`.
     #[must_use]
     pub(crate) fn has_free(self, needs: u64, own: u64) -> bool {
         self.free

@@ -279,8 +279,9 @@ impl Account {
     }
 
     /// Returns the bytes that the client's contexts and modules need to come back to a GPU with so much
-    /// memory: as much as was measured at one of the last looks. One that nobody has seen on the card may need
-    /// the most that is assumed of any, and no more than a part of the GPU: a GiB, which those of PyTorch take, or an eighth.
+    /// memory: as much as was measured at one of the last looks. A process that nobody has seen on the card is
+    /// assumed to need an eighth of the GPU: at least a GiB, which PyTorch takes, and at most [`MAX_OVERHEAD`] or half of
+    /// the GPU.
     pub(crate) fn needs_to_return(&self, available: u64) -> u64 {
         let most = if self.is_measured() && self.is_listed {
             self.beside[0].max(self.beside[1])
