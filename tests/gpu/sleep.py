@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Programs that take nothing of the card while they are idle, and wake by whatever they call next, on a real card.
 
-sleep.py [calls] [many] [full]; all by default, in about 150 s. Needs PyTorch, CUDA 12.8 or later and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl.
+sleep.py [calls] [many] [full] [neighbour] [cycles]; all by default, in about 600 s. Needs PyTorch, JAX, CuPy, Triton, CUDA 12.8 or later and `dist/` (cargo dist-local).
+Rows go to $OUT/rows.jsonl.
 """
+import array, random, statistics, threading
 from harness import *
 
 FAILED = []
@@ -17,11 +19,11 @@ def used():
 class Notebook:
     """A program that waits for lines."""
 
-    def __init__(self, name, scheduler, gib=1):
-        environment = dict(os.environ, **scheduler.env, NVSHARE_MEMORY="swap", NVSHARE_SLEEP="1", NVSHARE_LOG="info")
+    def __init__(self, name, scheduler, gib=1, framework="torch"):
+        environment = dict(os.environ, **scheduler.env, NVSHARE_MEMORY="swap", NVSHARE_SLEEP="1", NVSHARE_LOG="info", XLA_PYTHON_CLIENT_PREALLOCATE="false")
         LOGS.mkdir(exist_ok=True)
         self.name, self.scheduler, self.log = name, scheduler, LOGS / f"sleep-{name}.log"
-        command = [DIST / "bin/nvshare-ctl", "run", "--library", DIST / "lib/nvshare/libnvshare.so", "--", sys.executable, HERE / "workloads/sleep_job.py", name, str(gib)]
+        command = [DIST / "bin/nvshare-ctl", "run", "--library", DIST / "lib/nvshare/libnvshare.so", "--", sys.executable, HERE / "workloads/sleep_job.py", name, gib, framework]
         self.process = subprocess.Popen(list(map(str, command)), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=open(self.log, "w"), text=True)
 
     def hear(self):
@@ -127,5 +129,67 @@ def full():
         check(all(w.get("right") for w in woke) and rc == 0 and job.process.returncode == 0, ("full", woke))
 
 
+def neighbour(pairs=20, seconds=1.5):
+    """A neighbour's steps while a notebook goes to sleep and comes back, beside its steps when nothing happens."""
+    steps, windows = OUT / "steps", []
+    with Scheduler("--gpu-memory", "40GiB", log="info") as s:
+        notebook = Notebook("beside", s)
+        notebook.hear(), notebook.do("add")
+        job = Job("steps_job.py", "steps", steps, pairs * (seconds + 2) + 12, scheduler=s, env=dict(NVSHARE_MEMORY="swap"))
+        time.sleep(10)
+        for _ in range(pairs):
+            quiet = time.time()
+            time.sleep(seconds)
+            out = time.time()
+            slept = notebook.sleep()
+            asleep = time.time()
+            woke = notebook.do("item")
+            windows.append((quiet, out, asleep, time.time()))
+            check(isinstance(slept, float) and woke.get("right"), ("neighbour", slept, woke))
+        rc = notebook.end()
+        job.finish(pairs * (seconds + 2) + 40)
+    all_steps = array.array("d", steps.read_bytes())
+    timed = list(zip(all_steps[::2], all_steps[1::2]))
+
+    def of(begin, end):
+        return [took for at, took in timed if begin <= at and at + took <= end]
+    out, back = [[statistics.mean(of(*w[i:i + 2])) / statistics.mean(of(*w[:2])) for w in windows if of(*w[i:i + 2])] for i in (1, 2)]
+    quiet, busy = [sorted(took for w in windows for took in of(w[i], w[j])) for i, j in ((0, 1), (1, 3))]
+    for what, ratios in (("goes to sleep", out), ("comes back", back)):
+        row(scenario="neighbour", meanwhile=what, pairs=len(ratios), step_ratio=round(statistics.median(ratios), 4), least=round(min(ratios), 4), most=round(max(ratios), 4))
+    row(scenario="neighbour steps", quiet=len(quiet), quiet_ms=[round(1e3 * quiet[int(len(quiet) * q)], 3) for q in (0.5, 0.99)], quiet_most=round(1e3 * quiet[-1], 2), busy=len(busy),
+        busy_ms=[round(1e3 * busy[int(len(busy) * q)], 3) for q in (0.5, 0.99)], busy_most=round(1e3 * busy[-1], 2), rc=rc, **job.counted())
+
+
+def cycles(seconds=330):
+    """Programs of four frameworks that sleep and wake at the same time, by operations drawn by lot."""
+    until = time.time() + seconds
+    with Scheduler("--gpu-memory", "40GiB", log="info") as s:
+        def go(framework):
+            notebook, draw, outs, ins, right, why = Notebook(f"cycles-{framework}", s, 1, framework), random.Random(framework), [], [], 0, ""
+            operations = notebook.hear().get("operations")
+            while operations and time.time() < until:
+                slept = notebook.sleep()
+                if not isinstance(slept, float):
+                    why = slept
+                    break
+                woke = notebook.do(draw.choice(operations))
+                if not woke.get("right"):
+                    why = str(woke)
+                    break
+                right += 1
+                outs.append(slept), ins.append(woke["by_us"])
+            client = notebook.client() or {}
+            counted = {name: (client.get("counters") or {}).get(name) for name in ("gated", "passed_by")}
+            row(scenario="cycles", framework=framework, cycles=right, **{f"{way}_{name}_s": round(sorted(values)[min(int(len(values) * q), len(values) - 1)], 3) for way, values in (("out", outs), ("in", ins))
+                if values for name, q in (("p50", 0.5), ("p99", 0.99), ("most", 1))}, rc=notebook.end(), why=why[-300:], **counted)
+            check(right >= 10 and not why, ("cycles", framework, right, why))
+        threads = [threading.Thread(target=go, args=(framework,)) for framework in ("torch", "jax", "cupy", "triton")]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+
+
 if __name__ == "__main__":
-    run_scenarios([calls, many, full], FAILED)
+    run_scenarios([calls, many, full, neighbour, cycles], FAILED)

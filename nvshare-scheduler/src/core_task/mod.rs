@@ -195,8 +195,8 @@ impl CoreTask {
                 }
             }
             Command::Looked { gpu, seen } => {
-                self.nvml.answered(gpu);
-                if let Some(seen) = seen {
+                let is_wanted = self.nvml.answered(gpu);
+                if let Some(seen) = seen.filter(|_| is_wanted) {
                     self.unowned.insert(gpu, seen.unowned);
                     let measured = self.attribute(gpu, seen);
                     self.core.handle(Event::Measured(measured), now);
@@ -332,6 +332,7 @@ impl CoreTask {
                 Output::Send { client, message } => self.send(client, message),
                 Output::Log { warning: true, text } => warn!("{text}"),
                 Output::Log { warning: false, text } => info!("{text}"),
+                Output::Measure { gpu } => self.nvml.ask_anew(gpu),
             }
         }
     }

@@ -3,7 +3,7 @@
 //! NVML is asked on a thread of its own: a call may take seconds, or never return when a GPU has fallen off its bus,
 //! and the scheduler does not wait for it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 use std::path::Path;
 use std::sync::mpsc;
 
@@ -28,8 +28,8 @@ pub(crate) struct NvmlReading {
 #[derive(Debug)]
 pub(crate) struct NvmlThread {
     questions: mpsc::Sender<GpuUuid>,
-    /// GPUs whose question is not answered yet.
-    asked: BTreeSet<GpuUuid>,
+    /// GPUs whose question is not answered yet, and whether the answer comes too late for one who asked anew.
+    asked: BTreeMap<GpuUuid, bool>,
 }
 
 impl NvmlThread {
@@ -66,19 +66,34 @@ impl NvmlThread {
         if let Err(error) = std::thread::Builder::new().name("nvml".to_owned()).spawn(work) {
             info!("no thread for NVML ({error}): GPUs are as large as their clients say");
         }
-        Self { questions, asked: BTreeSet::new() }
+        Self { questions, asked: BTreeMap::new() }
     }
 
     /// Asks about a GPU, unless the last question about it is still open.
     pub(crate) fn ask(&mut self, gpu: GpuUuid) {
-        if self.asked.insert(gpu) && self.questions.send(gpu).is_err() {
-            debug!("NVML is not there to be asked about {gpu}");
+        if let Entry::Vacant(vacant) = self.asked.entry(gpu) {
+            vacant.insert(false);
+            if self.questions.send(gpu).is_err() {
+                debug!("NVML is not there to be asked about {gpu}");
+            }
         }
     }
 
-    /// Notes that the answer about a GPU has come.
-    pub(crate) fn answered(&mut self, gpu: GpuUuid) {
-        self.asked.remove(&gpu);
+    /// Asks about a GPU as it is from now on. The answer to an open question is of no use, and is followed by another.
+    pub(crate) fn ask_anew(&mut self, gpu: GpuUuid) {
+        match self.asked.get_mut(&gpu) {
+            Some(is_stale) => *is_stale = true,
+            None => self.ask(gpu),
+        }
+    }
+
+    /// Notes that the answer about a GPU has come. Returns whether it is of use.
+    pub(crate) fn answered(&mut self, gpu: GpuUuid) -> bool {
+        let is_stale = self.asked.remove(&gpu) == Some(true);
+        if is_stale {
+            self.ask(gpu);
+        }
+        !is_stale
     }
 }
 
@@ -119,6 +134,22 @@ fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<NvmlReading, NvmlError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_is_of_no_use_to_one_who_has_asked_since_and_is_followed_by_another() {
+        let (questions, asked) = mpsc::channel();
+        let mut nvml = NvmlThread { questions, asked: BTreeMap::new() };
+        let gpu = GpuUuid([1; 16]);
+        let open = || asked.try_iter().count();
+        nvml.ask_anew(gpu);
+        nvml.ask(gpu);
+        assert_eq!((open(), nvml.answered(gpu)), (1, true));
+        nvml.ask(gpu);
+        nvml.ask_anew(gpu);
+        nvml.ask_anew(gpu);
+        assert_eq!((open(), nvml.answered(gpu), open()), (1, false, 1));
+        assert_eq!((nvml.answered(gpu), open()), (true, 0));
+    }
 
     #[test]
     fn a_library_that_is_missing_is_one_error() {

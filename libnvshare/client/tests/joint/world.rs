@@ -493,6 +493,7 @@ impl World {
                     }
                 }
                 Output::Log { text, .. } => self.notes.push(text),
+                Output::Measure { .. } => {}
             }
         }
         self.follower.follow(&mut self.core);

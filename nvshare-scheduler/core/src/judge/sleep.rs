@@ -92,7 +92,7 @@ impl State {
 
     /// Returns what is done about a client that is ordered to sleep, or `None` if it is not.
     pub(crate) fn next_step_to_sleep(&self, client: &Client) -> Option<Step> {
-        let Sleep::Ordered { since, evicted } = client.sleep else { return None };
+        let Sleep::Ordered { since, evicted, looked } = client.sleep else { return None };
         let is_measured = |uuid| self.gpu(uuid).is_some_and(|gpu| gpu.source == CapacitySource::Certain);
         let measured =
             || client.accounts.iter().filter(|(uuid, _)| is_measured(**uuid)).map(|(_, account)| account);
@@ -114,6 +114,7 @@ impl State {
             movable: accounts().fold(0, |sum, account| sum.saturating_add(account.movable())),
             was_asked: evicted,
             is_seen,
+            is_looked_at: looked,
             is_visible: client.identity.pid.is_some() || measured().next().is_none(),
         }))
     }

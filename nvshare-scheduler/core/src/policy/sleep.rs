@@ -34,6 +34,8 @@ pub(crate) struct Candidate {
     pub(crate) was_asked: bool,
     /// Its contexts and modules were seen since its memory has left, or nobody measures.
     pub(crate) is_seen: bool,
+    /// A look at them was asked for since then.
+    pub(crate) is_looked_at: bool,
     /// They can be seen at all, or nobody measures.
     pub(crate) is_visible: bool,
 }
@@ -53,6 +55,8 @@ pub(crate) enum Step {
     Leave,
     /// It is asked for all of its room.
     Evict,
+    /// Its GPUs are measured.
+    Look,
     /// It is told to go.
     Tell,
 }
@@ -72,6 +76,7 @@ pub(crate) fn next_step(candidate: Candidate) -> Step {
         Candidate { is_seen: false, ordered_for, .. } if ordered_for >= MAX_WAIT_FOR_LOOK => {
             Step::StaysUnseen
         }
+        Candidate { is_seen: false, is_looked_at: false, .. } => Step::Look,
         Candidate { is_seen: false, .. } => Step::Wait,
         _ => Step::Tell,
     }
@@ -138,6 +143,7 @@ mod tests {
             movable: 0,
             was_asked: false,
             is_seen: true,
+            is_looked_at: false,
             is_visible: true,
         };
         for (candidate, step) in [
@@ -153,7 +159,9 @@ mod tests {
             (Candidate { movable: 5, is_asked: true, was_asked: true, ..idle }, Step::Wait),
             (Candidate { movable: 5, was_asked: true, ..idle }, Step::StaysFull),
             (Candidate { was_asked: true, ..idle }, Step::Tell),
-            (Candidate { is_seen: false, ..idle }, Step::Wait),
+            (Candidate { is_seen: false, ..idle }, Step::Look),
+            (Candidate { is_seen: false, is_asked: true, ..idle }, Step::Wait),
+            (Candidate { is_seen: false, is_looked_at: true, ..idle }, Step::Wait),
             (Candidate { is_visible: false, movable: 5, ..idle }, Step::StaysUnseen),
             (Candidate { is_seen: false, ordered_for: MAX_WAIT_FOR_LOOK, ..idle }, Step::StaysUnseen),
             (

@@ -9,7 +9,7 @@ pub(crate) mod warnings;
 
 use std::collections::VecDeque;
 
-use nvshare_proto::{ClientStatus, SchedulerMessage};
+use nvshare_proto::{ClientStatus, GpuUuid, SchedulerMessage};
 
 use crate::state::client::ClientId;
 use incidents::Incident;
@@ -31,6 +31,11 @@ pub enum Output {
         warning: bool,
         /// The text of the line.
         text: String,
+    },
+    /// Measure a GPU: a look that begins before this does not count.
+    Measure {
+        /// The GPU.
+        gpu: GpuUuid,
     },
 }
 
@@ -57,6 +62,10 @@ impl Report {
 
     pub(crate) fn info(&mut self, text: String) {
         self.outputs.push_back(Output::Log { warning: false, text });
+    }
+
+    pub(crate) fn measure(&mut self, gpu: GpuUuid) {
+        self.outputs.push_back(Output::Measure { gpu });
     }
 
     pub(crate) fn warn(&mut self, text: String) {

@@ -21,8 +21,8 @@ pub(crate) enum Sleep {
     #[default]
     No,
     /// The process is to go as soon as nothing of it can be moved any more. `evicted`: it was told to give
-    /// back all of its room.
-    Ordered { since: Time, evicted: bool },
+    /// back all of its room. `looked`: since then, its GPUs are being measured.
+    Ordered { since: Time, evicted: bool, looked: bool },
     /// SLEEP is sent. `wakes`: it is to come back at once, as an administrator said meanwhile.
     Told { since: Time, wakes: bool },
     /// The process is off the card.

@@ -19,7 +19,9 @@ impl Books {
     /// Begins to have a client go off the card, which can.
     pub(crate) fn order_to_go(&mut self, id: ClientId) {
         let since = self.state().now();
-        self.change_client(id, |client| client.sleep = Sleep::Ordered { since, evicted: false });
+        self.change_client(id, |client| {
+            client.sleep = Sleep::Ordered { since, evicted: false, looked: false }
+        });
         // One that has the lock is told that it is waited for, and says when it does nothing.
         self.agenda_mut().tell_later([id]);
         self.agenda_mut().follow_sleeper_at(since + MAX_WAIT_FOR_IDLE, id);
@@ -51,6 +53,7 @@ impl Books {
                     self.stays_awake(id, "NVML does not show what its contexts take");
                 }
                 Some(Step::Evict) => self.evict_all_of(id),
+                Some(Step::Look) => self.look_at_gpus_of(id),
                 Some(Step::Tell) => {
                     let since = self.state().now();
                     self.change_client(id, |client| client.sleep = Sleep::Told { since, wakes: false });
@@ -111,6 +114,18 @@ impl Books {
         }
     }
 
+    /// Has the GPUs of a client measured that is to sleep, once.
+    fn look_at_gpus_of(&mut self, id: ClientId) {
+        self.change_client(id, |client| {
+            if let Sleep::Ordered { looked, .. } = &mut client.sleep {
+                *looked = true;
+            }
+        });
+        for uuid in self.state().gpus_used_by(id) {
+            self.report_mut().measure(uuid);
+        }
+    }
+
     /// Waits for a look at a client that is to sleep and has given back all room that it can. It is not looked at while memory moves,
     /// and a look before that may have shown room that it did not use.
     pub(crate) fn await_look(&mut self, id: ClientId) {
@@ -120,7 +135,8 @@ impl Books {
             .client(id)
             .is_some_and(|client| matches!(client.sleep, Sleep::Ordered { evicted: true, .. }))
         {
-            self.change_client(id, |client| client.sleep = Sleep::Ordered { since: now, evicted: true });
+            let sleep = Sleep::Ordered { since: now, evicted: true, looked: false };
+            self.change_client(id, |client| client.sleep = sleep);
             self.agenda_mut().follow_sleeper_at(now + MAX_WAIT_FOR_LOOK, id);
         }
     }

@@ -23,8 +23,12 @@ fn made(bytes: u64) -> ClientMessage {
 
 /// Two clients of 12 GiB on a GPU of 16. The first one has just given the lock back, and was told to evict.
 fn leaving(exchange: Exchange, memory: MemoryMode) -> (Table, Vec<(u64, SchedulerMessage)>) {
-    let mut table =
-        Table { core: Core::new(Config { exchange, ..config(false) }), now: 0, notes: Vec::new() };
+    let mut table = Table {
+        core: Core::new(Config { exchange, ..config(false) }),
+        now: 0,
+        notes: Vec::new(),
+        to_measure: Vec::new(),
+    };
     for client in [LEAVES, COMES] {
         let register = Register { memory, ..newcomer(Gate::Closed, twelve_gib(12 * GIB)) };
         let identity = Identity { pid: Some(9), process: Some(client), ..Identity::default() };

@@ -153,7 +153,7 @@ fn an_eviction_stands_until_it_is_answered() {
         sends
             .filter_map(|output| match output {
                 Output::Send { client, message } => Some((client, message)),
-                Output::Log { .. } => None,
+                Output::Log { .. } | Output::Measure { .. } => None,
             })
             .collect::<Vec<_>>()
     };

@@ -24,11 +24,13 @@ pub(crate) struct Table {
     pub(crate) core: Core,
     pub(crate) now: u64,
     pub(crate) notes: Vec<String>,
+    /// GPUs that the core wants measured.
+    pub(crate) to_measure: Vec<GpuUuid>,
 }
 
 impl Table {
     pub(crate) fn new(config: Config) -> Self {
-        Self { core: Core::new(config), now: 0, notes: Vec::new() }
+        Self { core: Core::new(config), now: 0, notes: Vec::new(), to_measure: Vec::new() }
     }
 
     /// The messages that the core sends, in its order.
@@ -38,6 +40,7 @@ impl Table {
             match output {
                 Output::Send { client, message } => sent.push((client, message)),
                 Output::Log { text, .. } => self.notes.push(text),
+                Output::Measure { gpu } => self.to_measure.push(gpu),
             }
         }
         sent

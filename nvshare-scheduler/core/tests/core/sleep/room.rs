@@ -22,7 +22,9 @@ fn what_a_client_needs_is_what_is_seen_when_its_memory_has_left() {
     sees(&mut cards, 3 * GIB);
     let sent = cards.table.say(1, ClientMessage::Idle { epoch });
     cards.table.say(1, ClientMessage::Usage(usage(2 * GIB, 2 * GIB)));
+    assert_eq!(cards.table.to_measure, [], "its memory is still there");
     assert!(!told_to_sleep(&cards.table.give_back(sent)), "it is looked at once more");
+    assert_eq!(cards.table.to_measure, [gpu(0)], "at once");
     assert!(told_to_sleep(&sees(&mut cards, GIB)));
     cards.table.say(1, ClientMessage::Asleep);
     assert_eq!(cards.table.core.asleep_status()[0].needs[0].bytes, GIB);
@@ -59,6 +61,7 @@ fn a_client_that_nobody_sees_on_the_card_stays() {
         let ordered = cards.table.sent();
         let mut sent = cards.table.give_back(ordered);
         sent.extend((0..15).flat_map(|_| look(&mut cards)));
+        assert!(cards.table.to_measure.len() <= 1, "the other looks come each second");
         assert!(!told_to_sleep(&sent), "{sent:?}");
         let gives_back = sent.iter().any(|(_, message)| matches!(message, SchedulerMessage::Evict(_)));
         assert_eq!(gives_back, pid.is_some(), "one that can never be seen keeps its memory");
