@@ -5,6 +5,7 @@ int main(int argc, char **argv) {
     EXPECT(argc == 3);
     /* Nobody has loaded a driver yet: a program that looks for one finds none. */
     EXPECT(dlsym(RTLD_DEFAULT, "cuInit") == NULL && dlsym(RTLD_DEFAULT, "cuLaunchKernel") == NULL);
+    EXPECT(dlsym(RTLD_DEFAULT, "cuEventQuery") == NULL); /* It has no hook. */
     /* The look-up comes before cuInit. */
     void *direct = look_up("cuLaunchKernel");
     void *plugin = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);

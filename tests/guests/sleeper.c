@@ -25,6 +25,13 @@ static void look_all_up(void) {
     stream_synchronize_ = FN(cuStreamSynchronize);
     context_synchronize_ = FN(cuCtxSynchronize);
 }
+/* A library that is linked to the driver. */
+static int (*query_)();
+static void load_linked(int flags) {
+    void *linked = dlopen(getenv("LINKED"), flags);
+    EXPECT(linked);
+    query_ = dlsym(linked, "query");
+}
 /* NVML, and functions of it: the first without a hook, the second with one. */
 static void *nvml_;
 static int (*samples_)(), (*memory_info_)();
@@ -58,6 +65,10 @@ static int call(const char *name) {
     if (!strcmp(name, "free")) return FN(cuMemFree_v2)(more_);
     if (!strcmp(name, "set_current")) return FN(cuCtxSetCurrent)(context);
     if (!strcmp(name, "copy")) { int answer = FN(cuMemcpyDtoH_v2)(&word, memory_ + 4096, sizeof word); return answer ? answer : word != value_; }
+    if (!strcmp(name, "linked")) {
+        if (!query_) load_linked(RTLD_LAZY);
+        return query_(event_);
+    }
     /* The address that a look-up finds while the program sleeps. */
     if (!strcmp(name, "look_up")) return FN(cuEventQuery)(event_);
     if (!strcmp(name, "proc_address")) {
@@ -119,7 +130,9 @@ static void first(const char *what) {
     uint64_t base;
     char handle[64];
     pthread_t thread;
-    if (!strcmp(what, "linked")) EXPECT(dlopen(getenv("LINKED"), RTLD_LAZY));
+    if (!strcmp(what, "linked")) load_linked(RTLD_LAZY);
+    if (!strcmp(what, "bound")) load_linked(RTLD_NOW);
+    if (!strcmp(what, "bound_past")) load_linked(RTLD_NOW | RTLD_DEEPBIND);
     if (!strcmp(what, "linked_to_nvml")) EXPECT(dlopen(getenv("LINKED_TO_NVML"), RTLD_LAZY));
     if (!strcmp(what, "nvml_waits")) CHECK(pthread_create(&thread, NULL, wait_for_event, NULL));
     if (!strcmp(what, "nvml_tables")) CHECK(call(what));

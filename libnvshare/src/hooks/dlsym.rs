@@ -1,6 +1,6 @@
 //! `dlsym` and `dlvsym`: programs find the driver's functions by name through them.
 //!
-//! A name without a hook goes to the C library's look-up by a tail jump. So `RTLD_NEXT` and `RTLD_DEFAULT` mean what they mean
+//! Any other name goes to the C library's look-up by a tail jump. So `RTLD_NEXT` and `RTLD_DEFAULT` mean what they mean
 //! for the caller. With an ordinary function call, the C library would take this library for the caller.
 
 use std::ffi::{CStr, c_char, c_void};
@@ -14,7 +14,7 @@ use crate::process::{c_library, elf};
 mod shims {
     use super::*;
 
-    /// Jumps to the C library's `dlsym`, or to [`our_dlsym`] for a name with a hook.
+    /// Jumps to the C library's `dlsym`, or to [`our_dlsym`] for a name of ours.
     #[unsafe(naked)]
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -46,7 +46,7 @@ mod shims {
         )
     }
 
-    /// Jumps to the C library's `dlvsym`, or to [`our_dlvsym`] for a name with a hook.
+    /// Jumps to the C library's `dlvsym`, or to [`our_dlvsym`] for a name of ours.
     #[unsafe(naked)]
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub(crate) unsafe extern "C" fn dlvsym(
@@ -96,8 +96,8 @@ unsafe extern "C" fn choose_dlvsym(name: *const c_char) -> *const c_void {
     if unsafe { is_ours(name) } { our_dlvsym as *const c_void } else { c_library::DLVSYM.address() }
 }
 
-/// Whether a name belongs to a hook, to a look-up function itself, or to a function of the driver that is not in the table.
-/// Only exact names count: `cudnn…` and `cublas…` have no hooks.
+/// Whether a name belongs to a function of the driver, or to a look-up function itself. Only exact names count: `cudnn…` and `cublas…` are
+/// not the driver's.
 unsafe fn is_ours(name: *const c_char) -> bool {
     if name.is_null() {
         return false;
@@ -118,9 +118,8 @@ unsafe fn is_ours(name: *const c_char) -> bool {
     }
     // SAFETY: a C string.
     let name = unsafe { CStr::from_ptr(name) };
-    // A name without a hook is the caller's business, unless the driver is newer than the library. Other functions with such
-    // names (`cuFile…`) may be in the caller's scope alone.
-    name.to_str().is_ok_and(|name| lookup::is_hooked(&TABLE, name) || lookup::is_newer(&TABLE, name))
+    // Other functions with such names (`cuFile…`) may be in the caller's scope alone.
+    name.to_str().is_ok_and(|name| lookup::is_named(&TABLE, name) || lookup::is_newer(&TABLE, name))
 }
 
 unsafe extern "C" fn our_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {

@@ -19,7 +19,7 @@ pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint, table: &'s
         return CUresult::INVALID_VALUE;
     }
     if config::sleeps() {
-        sleep::prepare(Box::new(move || linked_past_thunks(table)));
+        sleep::prepare(Box::new(move || linked_past(table)));
     }
     // SAFETY: the caller's argument.
     let result = unsafe { real(flags) };
@@ -31,9 +31,9 @@ pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint, table: &'s
     result
 }
 
-/// The functions that are to have a thunk, and that loaded objects are linked to: their calls do not look at the door.
-fn linked_past_thunks(table: &'static Table) -> Vec<String> {
-    elf::undefined_in_loaded(|name| {
-        lookup::has_thunk(table, name) || nvml::unhooked::has_thunk(name.as_bytes())
+/// The functions that loaded objects are linked to, and whose calls do not look at the door.
+fn linked_past(table: &'static Table) -> Vec<String> {
+    elf::undefined_in_loaded(|name, bound_to| {
+        lookup::is_past(table, name, bound_to) || nvml::unhooked::has_thunk(name.as_bytes())
     })
 }

@@ -1,11 +1,18 @@
 //! Thunks: a few instructions in front of each function of the driver that has no hook.
 //!
 //! A thunk looks at the [door] and jumps to the driver's function, with all arguments where they are. It knows
-//! none of their types. If the door is closed, it saves all registers that may have arguments, waits, and then jumps. The program gets
-//! thunks where its process may go off the card ([`config::sleeps`](crate::process::config::sleeps)). Otherwise it gets the driver's own.
+//! none of their types. If the door is closed, it saves all registers that may have arguments, waits, and then jumps. So does the first
+//! call of a function that was never looked up: the driver is asked for it.
+//!
+//! Thunks are exported under their functions' names, so a program that is linked to the driver gets them. One that looks a function up
+//! gets its thunk where its process may go off the card ([`config::sleeps`](crate::process::config::sleeps)). Otherwise it gets the driver's
+//! own.
 
-use std::sync::atomic::AtomicPtr;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::driver::functions;
+use crate::driver::types::CUresult;
 use crate::entry_points::entry_points;
 use crate::lookup::{Hook, HookAddress};
 use crate::work::gate::door;
@@ -28,8 +35,31 @@ pub(crate) fn is_for(name: &str) -> bool {
     !WITHOUT.contains(&name)
 }
 
-/// The way of a call while the door is closed. Its function's slot is in `r11`, or `x17`. Integers and floats are the only arguments of
-/// the driver's functions, so the low halves of vector registers are enough.
+/// Waits while the door is closed. Returns where a thunk jumps to.
+extern "C" fn wait_and_find(slot: &AtomicPtr<()>) -> *const () {
+    door::wait_while_closed();
+    let known = slot.load(Ordering::Acquire);
+    if known.is_null() { find(slot) } else { known }
+}
+
+/// The function of a slot. Where the driver has none, the call is refused, as those of hooks are.
+#[cold]
+fn find(slot: &AtomicPtr<()>) -> *const () {
+    extern "C" fn refuse() -> CUresult {
+        CUresult::NOT_SUPPORTED
+    }
+    functions::open();
+    let thunk = THUNKS.iter().find(|thunk| ptr::eq(thunk.real, slot));
+    let function = thunk.map_or(ptr::null_mut(), |thunk| functions::exported(thunk.name));
+    if function.is_null() {
+        return refuse as *const ();
+    }
+    slot.store(function.cast(), Ordering::Release);
+    function.cast_const().cast()
+}
+
+/// The way of a call while the door is closed, or its function's slot is empty. The slot is in `r11`, or `x17`. Integers and floats are
+/// the only arguments of the driver's functions, so the low halves of vector registers are enough.
 #[unsafe(naked)]
 unsafe extern "C" fn wait_and_jump() {
     std::arch::naked_asm!(
@@ -52,7 +82,9 @@ unsafe extern "C" fn wait_and_jump() {
             "movups [rsp + 80], xmm5\n",
             "movups [rsp + 96], xmm6\n",
             "movups [rsp + 112], xmm7\n",
-            "call {wait}\n",
+            "mov rdi, r11\n",
+            "call {wait_and_find}\n",
+            "mov [rsp + 192], rax\n",
             "movups xmm0, [rsp]\n",
             "movups xmm1, [rsp + 16]\n",
             "movups xmm2, [rsp + 32]\n",
@@ -70,7 +102,7 @@ unsafe extern "C" fn wait_and_jump() {
             "pop rdi\n",
             "pop rax\n",
             "pop r11\n",
-            "jmp qword ptr [r11]\n",
+            "jmp r11\n",
         ),
         #[cfg(target_arch = "aarch64")]
         concat!(
@@ -80,32 +112,34 @@ unsafe extern "C" fn wait_and_jump() {
             "stp x2, x3, [sp, #32]\n",
             "stp x4, x5, [sp, #48]\n",
             "stp x6, x7, [sp, #64]\n",
-            "stp x8, x17, [sp, #80]\n",
+            "str x8, [sp, #80]\n",
             "stp q0, q1, [sp, #96]\n",
             "stp q2, q3, [sp, #128]\n",
             "stp q4, q5, [sp, #160]\n",
             "stp q6, q7, [sp, #192]\n",
-            "bl {wait}\n",
+            "mov x0, x17\n",
+            "bl {wait_and_find}\n",
+            "mov x16, x0\n",
             "ldp x0, x1, [sp, #16]\n",
             "ldp x2, x3, [sp, #32]\n",
             "ldp x4, x5, [sp, #48]\n",
             "ldp x6, x7, [sp, #64]\n",
-            "ldp x8, x17, [sp, #80]\n",
+            "ldr x8, [sp, #80]\n",
             "ldp q0, q1, [sp, #96]\n",
             "ldp q2, q3, [sp, #128]\n",
             "ldp q4, q5, [sp, #160]\n",
             "ldp q6, q7, [sp, #192]\n",
             "ldp x29, x30, [sp], #224\n",
-            "ldr x16, [x17]\n",
             "br x16\n",
         ),
-        wait = sym door::wait_for_thunk,
+        wait_and_find = sym wait_and_find,
     )
 }
 
 /// The thunk of one function.
 macro_rules! thunk {
     ($name:ident) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]
         pub(super) unsafe extern "C" fn $name() {
             std::arch::naked_asm!(
@@ -113,7 +147,10 @@ macro_rules! thunk {
                 concat!(
                     "cmp dword ptr [rip + {word}], {closed}\n",
                     "je 2f\n",
-                    "jmp qword ptr [rip + {slot}]\n",
+                    "mov r11, qword ptr [rip + {slot}]\n",
+                    "test r11, r11\n",
+                    "je 2f\n",
+                    "jmp r11\n",
                     "2: lea r11, [rip + {slot}]\n",
                     "jmp {wait_and_jump}\n",
                 ),
@@ -126,6 +163,7 @@ macro_rules! thunk {
                     "cmp w16, #{closed}\n",
                     "b.eq 2f\n",
                     "ldr x16, [x17]\n",
+                    "cbz x16, 2f\n",
                     "br x16\n",
                     "2: b {wait_and_jump}\n",
                 ),
@@ -242,6 +280,16 @@ mod tests {
     ) -> u64;
 
     const EXPECTED: u64 = 12_345_678_900_987_654_321;
+
+    /// No driver is there.
+    #[test]
+    fn a_function_that_the_driver_does_not_have_is_refused() {
+        let thunk = THUNKS.iter().find(|thunk| thunk.name == "cuParamSeti").unwrap();
+        // SAFETY: the thunk jumps to a function without arguments.
+        let call = unsafe { std::mem::transmute::<*const (), extern "C" fn() -> CUresult>(thunk.address.0) };
+        assert_eq!([call(), call()], [CUresult::NOT_SUPPORTED; 2]);
+        assert!(slots::cuParamSeti.load(Ordering::SeqCst).is_null());
+    }
 
     /// All in one test, as the door is the process's.
     #[test]

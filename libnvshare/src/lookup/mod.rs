@@ -73,15 +73,18 @@ pub(crate) fn is_hooked(table: &'static Table, name: &str) -> bool {
     names.binary_search(&name).is_ok()
 }
 
-/// Whether a function of the driver has a thunk in this process.
-pub(crate) fn has_thunk(table: &'static Table, name: &str) -> bool {
+/// Whether the calls of an object do not look at the door. It has this address under this name: the driver's own, or one for which nothing
+/// stands.
+pub(crate) fn is_past(table: &'static Table, name: &str, bound_to: usize) -> bool {
     // Objects have hundreds of thousands of other symbols.
-    is_of_driver(name) && table.thunks_in_use().any(|thunk| thunk.name == name)
+    is_of_driver(name)
+        && (is_newer(table, name)
+            || is_hooked(table, name) && bound_to == functions::exported(name) as usize && bound_to != 0)
 }
 
-/// Whether `found` is the address of the hook with this name, and not of the driver's function.
+/// Whether `found` is the address of the hook, or the thunk, with this name, and not of the driver's function.
 pub(crate) fn is_hook_of(table: &Table, found: *mut c_void, name: &[u8]) -> bool {
-    let hook = table.hooks.iter().find(|hook| hook.name.as_bytes() == name);
+    let hook = table.hooks.iter().chain(table.thunks).find(|hook| hook.name.as_bytes() == name);
     hook.is_some_and(|hook| hook.address.0.cast::<c_void>() == found.cast_const())
 }
 
@@ -174,7 +177,7 @@ pub(crate) fn is_refused(table: &Table, found: *mut c_void, name: &[u8]) -> bool
 
 /// Warns of functions that the table does not name and that loaded objects are linked to: these cannot be refused.
 pub(crate) fn warn_of_linked(table: &Table) {
-    let linked = elf::undefined_in_loaded(|name| is_newer(table, name));
+    let linked = elf::undefined_in_loaded(|name, _| is_newer(table, name));
     if !linked.is_empty() {
         log::warn(format_args!(
             "the program is linked to functions of the driver that are newer than this library, and work that they submit passes no gate: {}",
@@ -188,8 +191,8 @@ fn is_of_driver(name: &str) -> bool {
     name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
 }
 
-/// Whether the table names a function.
-fn is_named(table: &Table, name: &str) -> bool {
+/// Whether the table names a function. Then this library exports the name.
+pub(crate) fn is_named(table: &Table, name: &str) -> bool {
     static NAMES: OnceLock<HashSet<&str>> = OnceLock::new();
     NAMES.get_or_init(|| table.names().collect()).contains(name)
 }

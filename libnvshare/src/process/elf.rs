@@ -132,9 +132,10 @@ impl Tables {
 }
 
 /// The names of symbols that loaded objects need from others, as far as they are wanted, each once. They are those of relocations: the
-/// tables of symbols do not all tell how many they have.
-pub(crate) fn undefined_in_loaded(is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
-    struct Search<'a>(&'a dyn Fn(&str) -> bool, Vec<String>);
+/// tables of symbols do not all tell how many they have. `is_wanted` is told the name, and the address that the object has for it.
+/// Before the first call, that may be a place of its own.
+pub(crate) fn undefined_in_loaded(is_wanted: impl Fn(&str, usize) -> bool) -> Vec<String> {
+    struct Search<'a>(&'a dyn Fn(&str, usize) -> bool, Vec<String>);
 
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
         // SAFETY: `dl_iterate_phdr` passes a valid description and the pointer given to it below.
@@ -156,7 +157,10 @@ pub(crate) fn undefined_in_loaded(is_wanted: impl Fn(&str) -> bool) -> Vec<Strin
                 }
                 // SAFETY: a symbol of the object.
                 let name = unsafe { tables.name(symbol) }.to_str().unwrap_or_default();
-                if (search.0)(name) && !search.1.iter().any(|known| known == name) {
+                let place = (info.dlpi_addr as usize).wrapping_add(relocation.r_offset as usize);
+                // SAFETY: a place of the object that the loader fills, or has filled.
+                let bound_to = unsafe { ptr::read_unaligned(place as *const usize) };
+                if (search.0)(name, bound_to) && !search.1.iter().any(|known| known == name) {
                     search.1.push(name.to_owned());
                 }
             }
@@ -225,7 +229,9 @@ mod tests {
 
     #[test]
     fn what_an_object_needs_from_others_is_found() {
-        assert_eq!(undefined_in_loaded(|name| name == "dl_iterate_phdr"), ["dl_iterate_phdr"]);
-        assert!(undefined_in_loaded(|name| name == "no such symbol").is_empty());
+        assert_eq!(undefined_in_loaded(|name, _| name == "dl_iterate_phdr"), ["dl_iterate_phdr"]);
+        let ours = libc::dl_iterate_phdr as *const () as usize;
+        assert_eq!(undefined_in_loaded(|_, bound_to| bound_to == ours), ["dl_iterate_phdr"]);
+        assert!(undefined_in_loaded(|name, _| name == "no such symbol").is_empty());
     }
 }

@@ -1,7 +1,6 @@
 //! Functions of a driver that is newer than the library. With memory that the library maps they are refused, since work that they submit
 //! passes no gate; otherwise the program gets them, and the log says so.
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use nvshare_harness::{Finished, Program, World, guest};
@@ -43,11 +42,7 @@ fn a_program_that_is_linked_to_a_newer_function_is_warned_about() {
     for how in ["-pie", "-no-pie", "-Wl,--hash-style=sysv"] {
         let world = World::with_driver(&guest("odd_driver", true));
         let program = world.dir().join("linked");
-        let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../guests/linked_to_tomorrow.c");
-        let mut compile = Command::new("cc");
-        compile.args(["-std=gnu11", "-w", "-pthread", how, "-o"]).arg(&program).arg(source);
-        compile.arg("-L").arg(world.dir().join("lib")).arg("-l:libcuda.so.1");
-        assert!(compile.status().expect("a C compiler").success());
+        world.link_to_driver(&program, "linked_to_tomorrow.c", &[how]);
         let program = Program::of(&world, "linked", Command::new(program)).preloaded();
         let finished = program.env("NVSHARE_MEMORY", "swap").start().finish();
         finished.passed();

@@ -39,6 +39,9 @@ fn stays(reason: &str, for_good: bool) -> Answer {
     Answer::Stays { reason: reason.to_owned(), for_good }
 }
 
+/// Arguments of a guest that loads a library which is linked to the driver.
+const LINKED: [&str; 3] = ["linked", "bound", "bound_past"];
+
 impl Sleeper {
     /// Until the guest is idle, has given the lock back, and all of its memory has left.
     fn parked(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
@@ -57,7 +60,11 @@ impl Sleeper {
         let world = World::with_memory("swap", &CARD);
         let listener = PlayedScheduler::listen(&world);
         let file = |name: &str| world.dir().join(name).to_string_lossy().into_owned();
-        let (linked, linked_to_nvml) = (guest("links_past", true), guest("links_past_nvml", true));
+        let linked_to_nvml = guest("linked_to_nvml", true);
+        let linked = world.dir().join("linked.so");
+        if arguments.iter().any(|argument| LINKED.contains(argument)) {
+            world.link_to_driver(&linked, "linked.c", &["-shared", "-fPIC"]);
+        }
         symlink(guest("nvml", true), world.dir().join("lib/libnvidia-ml.so.1")).expect("a link");
         let mut program = Program::guest(&world, "sleeper", arguments)
             .env("GO", &file("go"))
@@ -179,6 +186,7 @@ impl Sleeper {
 fn an_idle_program_takes_nothing_of_the_card_and_each_call_wakes_it() {
     for call in [
         "launch",
+        "linked",
         "event_query",
         "event_synchronize",
         "stream_query",
@@ -209,6 +217,20 @@ fn an_idle_program_takes_nothing_of_the_card_and_each_call_wakes_it() {
         sleeper.write("go", "");
         sleeper.until_wanted();
         assert_eq!(sleeper.guest.out(), "ready\n", "{call} waits");
+        sleeper.wake();
+        sleeper.finish();
+    }
+}
+
+/// The first call of a function finds it, or the loader has found it before.
+#[test]
+fn a_program_that_is_linked_to_the_driver_sleeps_and_its_calls_wake_it() {
+    for before in ["linked", "bound"] {
+        let mut sleeper = Sleeper::parked(&["first", before, "linked"], &[]);
+        assert_eq!(sleeper.sleep(), Answer::Asleep, "{before}");
+        sleeper.write("go", "");
+        sleeper.until_wanted();
+        assert_eq!(sleeper.guest.out(), "ready\n", "{before} waits");
         sleeper.wake();
         sleeper.finish();
     }
@@ -316,7 +338,7 @@ fn who_stays_says_why_and_goes_on() {
         (&["first", "captures", "copy"], &[], stays("a capture is open", false)),
         (&["first", "spins", "copy"], &[], stays("its threads are busy", false)),
         (&["first", "calls", "copy"], &[], stays("it is at work", false)),
-        (&["first", "linked", "copy"], &[], stays("its program is linked to cuEventElapsedTime", true)),
+        (&["first", "bound_past", "copy"], &[], stays("its program is linked to cuEventQuery", true)),
         (
             &["first", "linked_to_nvml", "copy"],
             &[],

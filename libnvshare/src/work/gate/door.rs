@@ -124,8 +124,10 @@ pub(crate) fn passed_by() -> Option<&'static str> {
 }
 
 /// For thunks: waits while the door is closed.
-pub(crate) extern "C" fn wait_for_thunk() {
-    wait();
+pub(crate) fn wait_while_closed() {
+    if WORD.load(Ordering::SeqCst) == CLOSED {
+        wait();
+    }
 }
 
 /// Counts a thread as waiting while this lives, even if the thread is cancelled.
