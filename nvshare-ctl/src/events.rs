@@ -173,6 +173,7 @@ impl Line {
             EventKind::WakeWanted => format!("it waits for {size} to come back"),
             EventKind::Wake if took.is_some() => format!("there is room, after {took_text}"),
             EventKind::Awake => format!("back in {took_text}"),
+            EventKind::CannotShare => "its program needs NVSHARE_MEMORY=swap to share memory".to_owned(),
             _ => String::new(),
         }
     }

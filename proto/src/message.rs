@@ -26,6 +26,9 @@ pub const NO_PLACE: &str = "too many connections";
 /// The first version in which clients go off the card and come back.
 pub const SLEEP: u16 = 15;
 
+/// The first version in which clients say that they cannot share memory.
+pub const CANNOT_SHARE: u16 = 15;
+
 impl Message for Request {
     fn since(&self) -> u16 {
         match self {
@@ -36,6 +39,7 @@ impl Message for Request {
                 | ClientMessage::Awake { .. },
             )
             | Self::Admin(AdminRequest::Sleep { .. } | AdminRequest::Wake { .. }) => SLEEP,
+            Self::Client(ClientMessage::CannotShare) => CANNOT_SHARE,
             _ => OLDEST,
         }
     }
@@ -270,6 +274,8 @@ pub enum ClientMessage {
         /// How long the way back took, in microseconds.
         took_us: u64,
     },
+    /// The driver has refused to share managed memory of the program with another process or device, for the first time.
+    CannotShare,
 }
 
 /// A message of the scheduler to a registered process.

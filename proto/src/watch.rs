@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ClientState, GpuUuid, OLDEST, SLEEP};
+use crate::{CANNOT_SHARE, ClientState, GpuUuid, OLDEST, SLEEP};
 
 /// The first event that a watcher asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,11 +91,13 @@ pub enum EventKind {
     Wake,
     /// The client's process is back on the card; time: that the way back took.
     Awake,
+    /// The client's program was refused to share its memory, since it is managed memory.
+    CannotShare,
 }
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 34] = [
         Self::Started,
         Self::Registered,
         Self::Waiting,
@@ -129,6 +131,7 @@ impl EventKind {
         Self::WakeWanted,
         Self::Wake,
         Self::Awake,
+        Self::CannotShare,
     ];
 
     /// The first version of the protocol that has this kind.
@@ -138,6 +141,7 @@ impl EventKind {
             Self::Sleep | Self::Asleep | Self::StaysAwake | Self::WakeWanted | Self::Wake | Self::Awake => {
                 SLEEP
             }
+            Self::CannotShare => CANNOT_SHARE,
             _ => OLDEST,
         }
     }
@@ -179,6 +183,7 @@ impl EventKind {
             Self::WakeWanted => "wake_wanted",
             Self::Wake => "wake",
             Self::Awake => "awake",
+            Self::CannotShare => "cannot_share",
         }
     }
 
@@ -213,7 +218,8 @@ impl EventKind {
             | Self::Sleep
             | Self::StaysAwake
             | Self::WakeWanted
-            | Self::Wake => return None,
+            | Self::Wake
+            | Self::CannotShare => return None,
         })
     }
 }
@@ -313,6 +319,6 @@ mod tests {
         let names: std::collections::BTreeSet<_> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
         assert_eq!(names.len(), EventKind::ALL.len());
         // `ALL` has every kind: the last one's number gives their count.
-        assert_eq!(EventKind::Awake as usize + 1, EventKind::ALL.len());
+        assert_eq!(EventKind::CannotShare as usize + 1, EventKind::ALL.len());
     }
 }

@@ -105,6 +105,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ),
         ("wake_wanted", Request::Client(C::WakeWanted)),
         ("awake", Request::Client(C::Awake { took_us: 5 })),
+        ("cannot_share", Request::Client(C::CannotShare)),
         ("status", Request::Admin(AdminRequest::Status)),
         (
             "set_quantum",

@@ -26,7 +26,19 @@ static void of_a_pool(void) {
     while (goes_on()) usleep(1000);
 }
 
+/* It would have this handle without the library. */
+static void refused(void) {
+    char handle[64];
+    EXPECT(FN(cuIpcGetMemHandle)(handle, alloc(4 * MIB)) == 1);
+    while (goes_on()) usleep(1000);
+}
+
 int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "refused")) {
+        start();
+        refused();
+        return 0;
+    }
     if (argc > 1 && !strcmp(argv[1], "of a pool")) {
         start();
         of_a_pool();

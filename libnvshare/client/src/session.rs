@@ -105,6 +105,8 @@ pub trait Host {
     fn is_anybody_asleep(&self) -> bool;
     /// Whether calls of the program wait for the process to come back to the card.
     fn is_anybody_at_door(&self) -> bool;
+    /// Whether the driver has refused a handle of managed memory to the program.
+    fn has_lost_handle(&self) -> bool;
     /// Submissions that passed the gate since the start.
     fn submissions(&self) -> u64;
 
@@ -140,13 +142,15 @@ pub struct Session {
     machine: Machine,
     /// Bytes that the scheduler was told to be lacking, by device.
     told: Vec<(GpuUuid, u64)>,
+    /// The scheduler was told that memory cannot be shared.
+    told_of_sharing: bool,
 }
 
 impl Session {
     /// A session that has no connection yet.
     #[must_use]
     pub fn new(now: Duration) -> Self {
-        Self { machine: Machine::new(now), told: Vec::new() }
+        Self { machine: Machine::new(now), told: Vec::new(), told_of_sharing: false }
     }
 
     /// There is a connection, and REGISTER is sent on it in this version of the protocol. Returns what REGISTER says of the gate and of each
@@ -220,6 +224,10 @@ impl Session {
             self.feed(host, Input::CallsWaiting, now);
         }
         self.tell_needs(host);
+        if !self.told_of_sharing && host.is_connected() && host.has_lost_handle() {
+            self.told_of_sharing = true;
+            host.say(ClientMessage::CannotShare);
+        }
         let lacking = is_lacking(host);
         if self.machine.next_tick(lacking, now).is_some() {
             let (progress, submissions) = (host.progress(), host.submissions());

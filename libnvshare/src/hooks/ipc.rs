@@ -12,7 +12,7 @@ use crate::driver::types::{CUdeviceptr, CUipcMemHandle, CUresult};
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::sharing::{self, Room};
 use crate::memory::{deferred_free, devices, imports, physical, plain};
-use crate::process::{lifecycle, log};
+use crate::process::{bell, lifecycle, log};
 use crate::work::callbacks;
 
 /// The smallest page of the host that the driver supports; ranges for other devices consist of pages.
@@ -141,6 +141,10 @@ pub(crate) unsafe fn get_handle_for_range(
 fn note_refusal(pointer: CUdeviceptr, with: &str) {
     let Some(refused) = pointers::ours_at(pointer) else { return };
     let is_swap = devices::get(refused.device).is_some_and(|device| device.memory == MemoryMode::Swap);
+    if !is_swap && !refused.kind.is_pools() {
+        plain::note_lost_handle();
+        bell::ring();
+    }
     if is_swap && refused.kind.is_pools() {
         if plain::note_refusal_of_pools() {
             log::warn(format_args!(

@@ -15,6 +15,8 @@ use nvshare_proto::MemoryMode;
 
 use crate::process::{config, log};
 
+/// Whether a handle was refused that the program would have without the library.
+static HAS_LOST_HANDLE: AtomicBool = AtomicBool::new(false);
 /// Whether a handle was refused. New allocations and pools are plain from then on.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 /// The same for a handle of memory of a pool, where the library maps other memory. Only memory that comes from pools is plain then.
@@ -63,6 +65,16 @@ fn executable_needs_plain() -> bool {
 /// Notes that a handle was refused for memory that is not plain. Returns whether it is the first refusal.
 pub(crate) fn note_refusal() -> bool {
     !REFUSED.swap(true, Ordering::Relaxed)
+}
+
+/// Notes that a handle was refused which the program would have without the library.
+pub(crate) fn note_lost_handle() {
+    HAS_LOST_HANDLE.store(true, Ordering::Relaxed);
+}
+
+/// Whether such a handle was refused.
+pub(crate) fn has_lost_handle() -> bool {
+    HAS_LOST_HANDLE.load(Ordering::Relaxed)
 }
 
 /// The same for memory of a pool, where the library maps other memory.

@@ -27,6 +27,7 @@ use crate::memory::devices::{self, Account, Device};
 use crate::memory::exports;
 use crate::memory::mapping::supply;
 use crate::memory::mover;
+use crate::memory::plain;
 use crate::memory::quota;
 use crate::process::config::Config;
 use crate::process::lifecycle::{self, AtExit};
@@ -464,6 +465,10 @@ impl Host for Library {
 
     fn is_anybody_asleep(&self) -> bool {
         gate::anybody_asleep()
+    }
+
+    fn has_lost_handle(&self) -> bool {
+        plain::has_lost_handle()
     }
 
     fn is_anybody_at_door(&self) -> bool {

@@ -4,7 +4,9 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use nvshare_harness::{Artifacts, Killed, Program, Running, Scheduler, World, executable};
+use nvshare_harness::{
+    Artifacts, Killed, Program, Running, Scheduler, Status, World, executable, wait_until,
+};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -332,6 +334,28 @@ fn doctor_says_what_is_wrong_and_what_to_do() {
         code == Some(1) && out.contains("ERROR    library      /etc/passwd is not a 64-bit library"),
         "{out}"
     );
+}
+
+#[test]
+fn doctor_names_a_program_that_could_not_share_its_memory() {
+    let world = World::with_memory("managed", CARD);
+    let _scheduler = Scheduler::start(&world, &[]);
+    let refused = || found(&doctor(&world, None, &[]).1, "warning", "sharing");
+    let guest = Program::guest(&world, "ipc", &["refused"]).until_told().start();
+    wait_until("doctor names it", || !refused().is_empty());
+    let named = format!(": ipc (pid {})\" -> \"start them with NVSHARE_MEMORY=swap\"", guest.pid());
+    assert!(refused().contains(&named), "{}", refused());
+    world.stop();
+    guest.finish().passed();
+    // A pool's memory has no handle, natively too.
+    let world = World::with_memory("managed", CARD);
+    let _scheduler = Scheduler::start(&world, &[]);
+    let guest = Program::guest(&world, "ipc", &["of a pool"]).until_told().start();
+    let allocated = |status: &Status| Some(status.find(guest.pid())?.usage.first()?.allocated);
+    Scheduler::until(&world, "it has all", |status| allocated(status) >= Some(268 << 20));
+    assert_eq!(found(&doctor(&world, None, &[]).1, "warning", "sharing"), "");
+    world.stop();
+    guest.finish().passed();
 }
 
 #[test]

@@ -233,6 +233,10 @@ impl Host for Library {
         !self.is_inside
     }
 
+    fn has_lost_handle(&self) -> bool {
+        false
+    }
+
     fn is_anybody_at_door(&self) -> bool {
         false
     }

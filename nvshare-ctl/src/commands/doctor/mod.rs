@@ -58,6 +58,9 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
     }
     machine::look(gpus.as_deref().unwrap_or_default(), &mut findings);
     let version = sharing::scheduler(scheduler, &mut findings);
+    if version.is_some() {
+        findings.extend(sharing::refused(scheduler));
+    }
     sharing::environment(&mut findings);
     let errors = findings.iter().filter(|finding| finding.level == Level::Error).count();
     let findings = Findings {

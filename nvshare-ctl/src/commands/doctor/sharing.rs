@@ -1,16 +1,20 @@
 //! The parts of nvshare: the library, the scheduler, and the environment's variables.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use nvshare_admin::Scheduler;
-use nvshare_proto::{env as names, paths};
+use nvshare_admin::{Scheduler, Told};
+use nvshare_proto::{EventKind, WatchFrom, env as names, paths};
 
 use super::report::Finding;
 use crate::library::{self, Library};
 use crate::show;
+
+/// Most programs that one finding names.
+const MOST_NAMED: usize = 5;
 
 /// Finds the library; returns its path.
 pub(super) fn library(library: &Library, findings: &mut Vec<Finding>) -> Option<PathBuf> {
@@ -63,6 +67,28 @@ pub(super) fn scheduler(scheduler: &Scheduler, findings: &mut Vec<Finding>) -> O
     );
     findings.extend(rights_of(Path::new(paths::SYSTEM_SOCKET)));
     Some(status.scheduler.version)
+}
+
+/// Programs that were refused to share memory, of those that the scheduler's events still name. This user may not be allowed to read them.
+pub(super) fn refused(scheduler: &Scheduler) -> Option<Finding> {
+    let mut watch = scheduler.watch(WatchFrom::Kept, false).ok()?;
+    let mut programs = BTreeSet::new();
+    while let Ok(Some(told)) = watch.wait() {
+        if let Told::Event(event, _) = told
+            && event.event == EventKind::CannotShare
+        {
+            let pid = event.pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
+            programs.insert(format!("{}{pid}", event.name.unwrap_or_default()));
+        }
+    }
+    let last: Vec<String> = programs.into_iter().rev().take(MOST_NAMED).collect();
+    (!last.is_empty()).then(|| {
+        Finding::warning(
+            "sharing",
+            format!("managed memory cannot be shared with other processes: {}", last.join(", ")),
+            "start them with NVSHARE_MEMORY=swap",
+        )
+    })
 }
 
 /// Whether programs of every user may connect to root's scheduler.

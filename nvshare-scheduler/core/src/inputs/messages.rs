@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use nvshare_proto::units::Bytes;
-use nvshare_proto::{Amount, ClientMessage, Counters, Epoch, GpuUuid, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Counters, Epoch, EventKind, GpuUuid, SchedulerMessage, Usage};
 
 use crate::Time;
 use crate::policy::patience::{STUBBORN_AFTER, evict_again_after, retry_after};
@@ -85,12 +85,24 @@ impl Books {
             ClientMessage::CannotSleep { reason, for_good } => self.on_cannot_sleep(id, &reason, for_good),
             ClientMessage::WakeWanted => self.on_wake_wanted(id, phase),
             ClientMessage::Awake { took_us } => self.on_awake(id, took_us),
+            ClientMessage::CannotShare => self.on_cannot_share(id),
             // The host's memory is handed out beside the core, and phases are for those who watch.
             ClientMessage::Phases(_)
             | ClientMessage::HostWanted { .. }
             | ClientMessage::HostHeld { .. }
             | ClientMessage::HostBack { .. } => {}
         }
+    }
+
+    fn on_cannot_share(&mut self, id: ClientId) {
+        let is_known = self.change_notes(id, |notes| std::mem::replace(&mut notes.reported_sharing, true));
+        let Some(client) = self.state().client(id).filter(|_| is_known == Some(false)) else { return };
+        let text = format!(
+            "client {id} ({}) was refused to share its memory: its program has to be started with NVSHARE_MEMORY=swap",
+            client.name
+        );
+        self.report_mut().info(text);
+        self.emit(EventKind::CannotShare, id, None);
     }
 
     fn on_evicted(&mut self, id: ClientId, phase: Phase, uuid: GpuUuid, short: u64) {

@@ -255,6 +255,8 @@ pub(crate) struct Notes {
     pub(crate) reported_no_room: bool,
     /// The client was asked for its counters and has not answered.
     pub(crate) asked_counters: bool,
+    /// The log says that the client cannot share memory.
+    pub(crate) reported_sharing: bool,
     pub(crate) counters: Counters,
 }
 

@@ -65,7 +65,7 @@ impl Liar {
 
     fn message(&mut self) -> ClientMessage {
         let epoch = self.epoch();
-        match self.random(17) {
+        match self.random(18) {
             0 => ClientMessage::Usage(self.usage()),
             1 | 2 => ClientMessage::ReqLock,
             3 | 4 => ClientMessage::Running { epoch },
@@ -82,6 +82,7 @@ impl Liar {
             }
             13 => ClientMessage::WakeWanted,
             14 => ClientMessage::Awake { took_us: self.bytes() },
+            15 => ClientMessage::CannotShare,
             _ => ClientMessage::Counters(Counters { gated: self.bytes(), ..Counters::default() }),
         }
     }
