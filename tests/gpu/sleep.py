@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Programs that take nothing of the card while they are idle, and wake by whatever they call next, on a real card.
 
-sleep.py [calls] [many] [full] [neighbour] [cycles]; all by default, in about 600 s. Needs PyTorch, JAX, CuPy, Triton, CUDA 12.8 or later and `dist/` (cargo dist-local).
+sleep.py [calls] [many] [resting] [full] [neighbour] [cycles]; all by default, in about 700 s. Needs PyTorch, JAX, CuPy, Triton, CUDA 12.8 or later and `dist/` (cargo dist-local).
 Rows go to $OUT/rows.jsonl.
 """
 import array, random, statistics, threading
@@ -96,7 +96,7 @@ def calls(rounds=1):
         row(scenario="calls counted", rc=notebook.end(), **(client.get("counters") or {}))
 
 
-def many(count=12):
+def many(count=40):
     """Idle notebooks of 1 GiB each; all sleep, one wakes, then all at once."""
     with Scheduler("--gpu-memory", "60GiB", log="info") as s:
         notebooks = [Notebook(f"many{i}", s) for i in range(count)]
@@ -110,8 +110,28 @@ def many(count=12):
         for n in notebooks[1:]:
             print("product", file=n.process.stdin, flush=True)
         rest = [n.hear() for n in notebooks[1:]]
-        row(scenario="many", notebooks=count, before_mib=before, asleep_mib=asleep, to_sleep_s=str(outs), one_s=one.get("took"), one_all_s=one.get("all"), all_s=round(time.time() - begin, 2), right=[r["right"] for r in [one, *rest]].count(True), ended=str([n.end() for n in notebooks]))
+        row(scenario="many", notebooks=count, before_mib=before, asleep_mib=asleep, to_sleep_s=[round(f(o for o in outs if isinstance(o, float)), 2) for f in (min, statistics.median, max)], one_s=one.get("took"), one_all_s=one.get("all"), all_s=round(time.time() - begin, 2), right=[r["right"] for r in [one, *rest]].count(True), ended=[n.end() for n in notebooks].count(0))
         check(all(r.get("right") for r in [one, *rest]) and all(isinstance(o, float) for o in outs), ("many", outs, one, rest))
+
+
+def resting(count=24, patience=90):
+    """Idle notebooks that go by themselves (`--sleep-after 2`), until the contexts of the others fit half of the reserve. Then each one wakes, by turns."""
+    with Scheduler("--sleep-after", "2", log="info") as s:
+        notebooks = [Notebook(f"resting{i}", s) for i in range(count)]
+        for n in notebooks:
+            n.hear(), n.do("add")
+        before, begin, asleep, last = used(), time.time(), 0, time.time()
+        while time.time() - begin < patience and time.time() - last < 15:
+            now = sum(client["state"] == "asleep" for client in s.status()["clients"])
+            if now != asleep:
+                asleep, last = now, time.time()
+            time.sleep(0.2)
+        took, left = last - begin, used()
+        woke = [n.do("item") for n in notebooks]
+        by = sorted(w["by_us"] for w in woke)
+        row(scenario="resting", notebooks=count, before_mib=before, asleep=asleep, after_s=round(took, 1), left_mib=left, right=[w.get("right") for w in woke].count(True), wake_p50_s=by[count // 2], wake_most_s=by[-1],
+            ended=[n.end() for n in notebooks].count(0))
+        check(asleep >= count - 8 and all(w.get("right") for w in woke), ("resting", asleep, woke[:3]))
 
 
 def full():
@@ -192,4 +212,4 @@ def cycles(seconds=330):
 
 
 if __name__ == "__main__":
-    run_scenarios([calls, many, full, neighbour, cycles], FAILED)
+    run_scenarios([calls, many, resting, full, neighbour, cycles], FAILED)
