@@ -36,6 +36,8 @@ const MAX_FRAME_READ: usize = 4096;
 pub(crate) fn shorten(framed: &mut Stream) -> bool {
     let buffer = framed.read_buffer_mut();
     let rest = std::mem::take(buffer);
+    // All that a client says at once is read at once.
+    buffer.reserve(BUFFER);
     buffer.extend_from_slice(&rest);
     framed.codec_mut().accept_at_most(MAX_FRAME_READ);
     rest.len() <= MAX_FRAME_READ
@@ -79,4 +81,21 @@ pub(crate) async fn tell_with(
     let sent = stream.async_io(Interest::WRITABLE, send).await?;
     // The kernel takes a frame of a few hundred bytes as a whole, or not at all.
     if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_may_say_short_things_alone_is_read_as_before() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut framed = on(ours);
+        framed.read_buffer_mut().extend_from_slice(&[0; 100]);
+        assert!(shorten(&mut framed));
+        let buffer = framed.read_buffer();
+        assert_eq!((buffer.len(), buffer.capacity() >= BUFFER), (100, true));
+        framed.read_buffer_mut().extend_from_slice(&[0; MAX_FRAME_READ]);
+        assert!(!shorten(&mut framed), "a longer frame has begun");
+    }
 }
