@@ -191,10 +191,18 @@ impl Client<'_> {
         }
     }
 
-    /// Sends a message of the core; none: the core cut the client off.
+    /// Sends a message of the core, and those behind it, in one go: they wake the client once. None: the core cut the client off.
     async fn tell(&mut self, message: Option<SchedulerMessage>) -> Step {
-        let Some(message) = message else { return Break(End::Over) };
-        let sent = timeout(WRITE_PATIENCE, self.framed.send(Reply::Client(message))).await;
+        let Some(first) = message else { return Break(End::Over) };
+        let Self { framed, outgoing, .. } = self;
+        let all = async {
+            framed.feed(Reply::Client(first)).await?;
+            while let Ok(next) = outgoing.try_recv() {
+                framed.feed(Reply::Client(next)).await?;
+            }
+            SinkExt::<Reply>::flush(framed).await
+        };
+        let sent = timeout(WRITE_PATIENCE, all).await;
         if sent.is_err() {
             warn!("client {} does not read; it is cut off", self.id);
         }

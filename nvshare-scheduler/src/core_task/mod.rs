@@ -11,7 +11,7 @@ use std::time::Duration;
 use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Time};
 use nvshare_proto::{ClientMessage, GpuUuid, MemoryMode, SLEEP, SchedulerMessage, SeatName};
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::{JoinHandle, spawn_blocking, yield_now};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
@@ -56,6 +56,8 @@ pub(crate) struct CoreTask {
     started: Instant,
     /// Where messages to each client go.
     outgoing: BTreeMap<ClientId, mpsc::Sender<SchedulerMessage>>,
+    /// Whether there are messages that the connections' tasks have not been given the time to write.
+    has_sent: bool,
     /// The kernel's numbers of clients' processes.
     pids: BTreeMap<ClientId, u32>,
     /// The last look for processes that are stopped.
@@ -106,6 +108,7 @@ impl CoreTask {
             seated: BTreeMap::new(),
             memory_modes: BTreeMap::new(),
             outgoing: BTreeMap::new(),
+            has_sent: false,
             pids: BTreeMap::new(),
             look_at_stopped: None,
             gpus_in_use: BTreeSet::new(),
@@ -159,6 +162,10 @@ impl CoreTask {
             self.deliver();
             self.answer_status();
             self.recorder.passed(begin.elapsed());
+            // A client that is granted the lock does not wait for what others say meanwhile.
+            if std::mem::take(&mut self.has_sent) {
+                yield_now().await;
+            }
         }
     }
 
@@ -340,6 +347,7 @@ impl CoreTask {
     fn send(&mut self, client: ClientId, message: SchedulerMessage) {
         log_grant(client, &message);
         let Some(outgoing) = self.outgoing.get(&client) else { return };
+        self.has_sent = true;
         if outgoing.try_send(message).is_err() {
             warn!("client {client} does not read; it is cut off");
             // The connection's task ends with its channel, and reports that the client is gone.
