@@ -115,6 +115,7 @@ fn run() {
             version: VERSION,
             broken: None,
             reconnects: false,
+            foresees_eviction: false,
             may_open_since: None,
         },
         next_attempt: Instant::now(),
@@ -149,9 +150,13 @@ struct Thread {
 
 impl Thread {
     /// Waits until something happens, and handles it.
+    ///
+    /// An eviction that was foreseen before the wait is prepared for at the end: this starts a thread, and nobody waits for it.
+    /// The scheduler, which may just have been told that the gate is open, runs sooner when this thread waits.
     fn turn(&mut self) {
         self.connect_if_due();
         let timeout = self.timeout();
+        let foresaw_eviction = self.library.foresees_eviction;
         let readable = wire::wait(self.library.wire.as_ref(), timeout);
         if readable {
             self.read();
@@ -168,6 +173,9 @@ impl Thread {
         }
         gate::forget_request();
         self.tell(Session::look);
+        if foresaw_eviction && std::mem::take(&mut self.library.foresees_eviction) {
+            swap::foresee_eviction();
+        }
     }
 
     /// Tells the session something, and then handles what happened to the connection meanwhile.
@@ -373,6 +381,8 @@ struct Library {
     broken: Option<String>,
     /// Whether to connect again at once.
     reconnects: bool,
+    /// Whether memory will have to leave the card after this turn, and the host's memory for it is not prepared yet.
+    foresees_eviction: bool,
     /// When the lock was granted, or memory last came back under it: nothing else is waited for.
     may_open_since: Option<Instant>,
 }
@@ -442,6 +452,7 @@ impl Host for Library {
     }
 
     fn close_gate(&mut self) {
+        self.foresees_eviction = false;
         gate::close();
     }
 
@@ -454,9 +465,7 @@ impl Host for Library {
 
     fn bound(&mut self, in_flight: InFlight) {
         gate::bound(in_flight);
-        if in_flight == InFlight::Bounded {
-            swap::foresee_eviction();
-        }
+        self.foresees_eviction |= in_flight == InFlight::Bounded;
     }
 
     fn is_nobody_inside(&self) -> bool {
