@@ -159,23 +159,22 @@ fn next() -> (MoverOrder, u64) {
 
 /// Waits until no thread is inside the gate and all submitted work is complete. Returns false if it was given up.
 fn drain(cancelled: impl Fn() -> bool) -> bool {
-    /// The next program waits for the end of a drain.
-    const PACE: Pace = Pace { part: 16, most: Duration::from_millis(1) };
     let begin = Instant::now();
     while !gate::nobody_inside() {
         if cancelled() {
             return false;
         }
-        rest(PACE.pause(begin.elapsed()));
+        rest(pause_of_drain(begin.elapsed()));
     }
     PROGRESS.fetch_add(1, Ordering::Relaxed);
     let mut work = Drain::begin();
-    if !wait_for(&mut work, &cancelled, |waited| PACE.pause(waited)) {
+    if !wait_for(&mut work, &cancelled, pause_of_drain) {
         return false;
     }
     let took = begin.elapsed();
     counters::drained(took.as_nanos() as u64);
     phases::note(HandOverPhase::Drain, took);
+    // Before the lock is given back: what was freed is room for the next program, and the driver's free waits for work.
     deferred_free::free_all_due();
     free::finish_late_frees();
     if let Some(_call) = lifecycle::hold_off_exit() {
@@ -183,6 +182,12 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     }
     log::debug(format_args!("drained in {:.1} ms", took.as_secs_f64() * 1e3));
     true
+}
+
+/// The pause between two looks of a drain that has waited this long. The next program waits for its end.
+fn pause_of_drain(waited: Duration) -> Duration {
+    const PACE: Pace = Pace { part: 16, most: Duration::from_millis(1) };
+    if waited < threads::SOON { Duration::ZERO } else { PACE.pause(waited) }
 }
 
 /// Waits until work is complete; returns false if that was given up. `pause` is told the time waited so far.
@@ -210,6 +215,9 @@ fn wait_for(
 
 /// Pauses between two looks at work. An order that comes meanwhile ends the pause; while orders wait, pauses are short.
 fn rest(pause: Duration) {
+    if pause.is_zero() {
+        return std::hint::spin_loop();
+    }
     let queue = lock(&QUEUE);
     if queue.orders.is_empty() {
         drop(POSTED.wait_timeout(queue, pause));
@@ -381,5 +389,17 @@ fn wait_for_evictions(device: &Device, cancelled: &dyn Fn() -> bool) {
     let mut beside = lock(&BESIDE);
     while beside.iter().any(|busy| busy.gpu == device.uuid) && !cancelled() {
         (beside, _) = BESIDE_ENDS.wait_timeout(beside, LOOK).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drain_that_ends_soon_is_looked_at_without_pauses() {
+        for (waited, pause) in [(0, 0), (49, 0), (50, 50), (800, 50), (8_000, 500), (9_000_000, 1_000)] {
+            assert_eq!(pause_of_drain(Duration::from_micros(waited)), Duration::from_micros(pause));
+        }
     }
 }

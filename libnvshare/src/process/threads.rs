@@ -75,6 +75,9 @@ pub(crate) fn be_punctual() {
 /// A short pause between two polls.
 pub(crate) const PAUSE: Duration = Duration::from_micros(50);
 
+/// Work that is complete says so within microseconds, and a pause takes far longer. So a thread polls without pauses for this time.
+pub(crate) const SOON: Duration = Duration::from_micros(50);
+
 /// Pauses for a short time between two polls.
 pub(crate) fn pause() {
     sleep(PAUSE);

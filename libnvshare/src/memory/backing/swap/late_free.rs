@@ -58,8 +58,6 @@ static WAITING: Counted<Vec<Arc<Waiting>>> = Counted::new(Vec::new(), Vec::len);
 const PATIENCE_BESIDE_CAPTURE: Duration = Duration::from_millis(50);
 /// A look at memory that stays is behind the program's work, which may wait for the thread that frees.
 const PATIENCE_WITH_LOOK: Duration = Duration::from_millis(50);
-/// Where nothing runs, the card says so within microseconds, and a pause takes far longer: a free looks without pauses at first.
-const SOON: Duration = Duration::from_micros(50);
 
 /// Ends the chunks of an allocation whose work is complete.
 pub(super) fn end_chunks(allocation: &Allocation) {
@@ -130,7 +128,7 @@ pub(super) fn free(allocation: &Arc<Allocation>, work: Work) -> Freed {
                 leave(allocation, Some(before));
                 return Freed::Later;
             }
-            if begin.elapsed() >= SOON {
+            if begin.elapsed() >= threads::SOON {
                 threads::pause();
             }
         }
