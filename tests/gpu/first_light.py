@@ -136,13 +136,34 @@ def fit(pairs=3):
         row(scenario="fit", args=args_text, ratio=f"median {ratios[len(ratios) // 2]:.4f} min {ratios[0]:.4f} max {ratios[-1]:.4f}")
 
 
-def switch():
-    """Hand-overs with nothing to move: one at a time, memory for both."""
+def parts_of_hand_overs(scheduler):
+    """The parts of each hand-over in ms, from the scheduler's events; one that another event interrupts is left out. The library tells `drain` and `open`; what is beside them is the way of messages."""
+    events = [json.loads(line) for line in scheduler.ctl("watch", "--json", "--no-follow").stdout.splitlines()]
+    steps = [event for event in events if event["event"] in ("released", "granted", "running")]
+    phase = lambda event, name: sum(p["took_us"] for p in event["phases"] if p["phase"] == name)
+    for released, granted, running in zip(steps, steps[1:], steps[2:]):
+        if [e["event"] for e in (released, granted, running)] != ["released", "granted", "running"] or released["took_us"] is None:
+            continue
+        drain, opens = phase(released, "drain"), phase(running, "open")
+        micros = dict(to_drain=released["took_us"] - drain, drain=drain, to_grant=granted["up_us"] - released["up_us"], to_gate=running["took_us"] - opens, open=opens, gpu_free=running["up_us"] - released["up_us"])
+        yield dict(at_s=round(released["up_us"] / 1e6, 2), **{part: round(us / 1e3, 3) for part, us in micros.items()})
+
+
+def switch(seconds=(25,)):
+    """Hand-overs with nothing to move: one at a time, memory for both. Where their time goes, the slowest one by one, and bare messages beside them."""
     with Scheduler("--gpu-memory", "100GiB", "--exclusive", "--tq", "0.1", log="info") as s:
-        jobs, both = start_together(lambda go: [Job("job.py", n, "--gib", 2, "--seconds", 30, scheduler=s, go=go) for n in "ab"])
+        jobs, both = start_together(lambda go: [Job("job.py", n, "--gib", 2, "--seconds", seconds[0], scheduler=s, go=go) for n in "ab"] + [Job("bare_messages.py", "bare", "--seconds", seconds[0], go=go)])
         n, p50, p99, longest = s.gpu(s.status())["switch_us"]
+        bare = jobs.pop().result
         for job in jobs:
             row(scenario="switch", job=job.name, switches=n, p50_ms=p50 / 1e3, p99_ms=p99 / 1e3, max_ms=longest / 1e3, **job.counted())
+        hand_overs = list(parts_of_hand_overs(s))
+        for part in list(hand_overs[0])[1:] if hand_overs else []:
+            q = sorted(h[part] for h in hand_overs)
+            row(scenario="parts of a switch", part=part, switches=len(q), p50_ms=q[len(q) // 2], p90_ms=q[len(q) * 9 // 10], p99_ms=q[len(q) * 99 // 100], max_ms=q[-1])
+        row(scenario="parts of a switch", part="bare message, there and back", switches=bare.get("messages"), **{k: bare.get(k) for k in ("p50_ms", "p90_ms", "p99_ms", "max_ms")})
+        for slow in sorted(hand_overs, key=lambda h: -h["gpu_free"])[:8]:
+            row(scenario="slowest switches", **slow)
 
 
 def capture():
