@@ -115,8 +115,8 @@ def many(count=40):
 
 
 def resting(count=24, patience=90):
-    """Idle notebooks that go by themselves (`--sleep-after 2`), until the contexts of the others fit half of the reserve. Then each one wakes, by turns."""
-    with Scheduler("--sleep-after", "2", log="info") as s:
+    """Idle notebooks that do not fit together, and go by themselves (`--sleep-after 2`). Then each one wakes, by turns."""
+    with Scheduler("--gpu-memory", "16GiB", "--sleep-after", "2", log="info") as s:
         notebooks = [Notebook(f"resting{i}", s) for i in range(count)]
         for n in notebooks:
             n.hear(), n.do("add")
