@@ -160,6 +160,7 @@ impl Session {
         let tell = |gpu| host.update(gpu, Account::usage_to_register);
         let usage: Vec<Usage> = host.used().into_iter().filter_map(tell).collect();
         self.told = usage.iter().map(|usage| (usage.gpu, 0)).collect();
+        self.told_of_sharing = false;
         self.feed(host, Input::Registering { version }, now);
         (gate, usage)
     }

@@ -9,7 +9,8 @@ use std::ptr;
 use super::nvml;
 use super::table::TABLE;
 use crate::lookup;
-use crate::process::{c_library, elf};
+use crate::process::{c_library, config};
+use crate::work::gate::door;
 
 mod shims {
     use super::*;
@@ -24,7 +25,6 @@ mod shims {
                 "push rdi\n",
                 "push rsi\n",
                 "sub rsp, 8\n",
-                "mov rdi, rsi\n",
                 "call {choose}\n",
                 "add rsp, 8\n",
                 "pop rsi\n",
@@ -35,7 +35,6 @@ mod shims {
             concat!(
                 "stp x29, x30, [sp, #-32]!\n",
                 "stp x0, x1, [sp, #16]\n",
-                "mov x0, x1\n",
                 "bl {choose}\n",
                 "mov x16, x0\n",
                 "ldp x0, x1, [sp, #16]\n",
@@ -60,7 +59,6 @@ mod shims {
                 "push rdi\n",
                 "push rsi\n",
                 "push rdx\n",
-                "mov rdi, rsi\n",
                 "call {choose}\n",
                 "pop rdx\n",
                 "pop rsi\n",
@@ -72,7 +70,6 @@ mod shims {
                 "stp x29, x30, [sp, #-48]!\n",
                 "stp x0, x1, [sp, #16]\n",
                 "str x2, [sp, #32]\n",
-                "mov x0, x1\n",
                 "bl {choose}\n",
                 "mov x16, x0\n",
                 "ldr x2, [sp, #32]\n",
@@ -86,19 +83,19 @@ mod shims {
 }
 
 /// The function that [`shims::dlsym`] jumps to.
-unsafe extern "C" fn choose_dlsym(name: *const c_char) -> *const c_void {
+unsafe extern "C" fn choose_dlsym(handle: *mut c_void, name: *const c_char) -> *const c_void {
     // SAFETY: the program's argument to `dlsym`: null or a C string.
-    if unsafe { is_ours(name) } { our_dlsym as *const c_void } else { c_library::DLSYM.address() }
+    if unsafe { is_ours(handle, name) } { our_dlsym as *const c_void } else { c_library::DLSYM.address() }
 }
 
-unsafe extern "C" fn choose_dlvsym(name: *const c_char) -> *const c_void {
+unsafe extern "C" fn choose_dlvsym(handle: *mut c_void, name: *const c_char) -> *const c_void {
     // SAFETY: the program's argument to `dlvsym`: null or a C string.
-    if unsafe { is_ours(name) } { our_dlvsym as *const c_void } else { c_library::DLVSYM.address() }
+    if unsafe { is_ours(handle, name) } { our_dlvsym as *const c_void } else { c_library::DLVSYM.address() }
 }
 
 /// Whether a name belongs to a function of the driver, or to a look-up function itself. Only exact names count: `cudnn…` and `cublas…` are
 /// not the driver's.
-unsafe fn is_ours(name: *const c_char) -> bool {
+unsafe fn is_ours(handle: *mut c_void, name: *const c_char) -> bool {
     if name.is_null() {
         return false;
     }
@@ -119,7 +116,16 @@ unsafe fn is_ours(name: *const c_char) -> bool {
     // SAFETY: a C string.
     let name = unsafe { CStr::from_ptr(name) };
     // Other functions with such names (`cuFile…`) may be in the caller's scope alone.
-    name.to_str().is_ok_and(|name| lookup::is_named(&TABLE, name) || lookup::is_newer(&TABLE, name))
+    let Ok(name) = name.to_str() else { return false };
+    if !lookup::is_named(&TABLE, name) {
+        return lookup::is_newer(&TABLE, name);
+    }
+    // The next function depends on the caller, which may stand behind this library and before the driver.
+    let is_callers = handle == libc::RTLD_NEXT && !lookup::has_hook(&TABLE, name);
+    if is_callers && config::sleeps() {
+        door::pass_by(name.as_bytes());
+    }
+    !is_callers
 }
 
 unsafe extern "C" fn our_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -157,11 +163,11 @@ unsafe fn swap(found: *mut c_void, name: *const c_char) -> *mut c_void {
         let text = unsafe { CStr::from_ptr(name) }.to_bytes();
         match (!found.is_null()).then(|| nvml::swap(found, text)).flatten() {
             Some(hook) => hook,
-            // Only this library has the symbol, and no driver is loaded: without the library, the program would find nothing.
+            // Only this library has the symbol: without it, the program would find nothing.
             // SAFETY: a pseudo-handle, and the caller's name.
             None if lookup::is_hook_of(&TABLE, found, text)
                 && unsafe { c_library::dlsym(libc::RTLD_NEXT, name) }.is_null()
-                && !elf::is_loaded("/libcuda.so") =>
+                && lookup::is_absent(text) =>
             {
                 ptr::null_mut()
             }

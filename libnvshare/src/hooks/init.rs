@@ -8,7 +8,7 @@ use crate::driver::functions::signatures;
 use crate::driver::types::CUresult;
 use crate::lookup::{self, Table};
 use crate::memory::sleep;
-use crate::process::{config, elf, lifecycle};
+use crate::process::{config, lifecycle};
 
 /// Fails if the environment has a limit that cannot be parsed, before the program can allocate anything.
 ///
@@ -33,7 +33,8 @@ pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint, table: &'s
 
 /// The functions that loaded objects are linked to, and whose calls do not look at the door.
 fn linked_past(table: &'static Table) -> Vec<String> {
-    elf::undefined_in_loaded(|name, bound_to| {
-        lookup::is_past(table, name, bound_to) || nvml::unhooked::has_thunk(name.as_bytes())
+    let is_like = |name: &str| lookup::is_of_driver(name) || nvml::unhooked::has_thunk(name.as_bytes());
+    lookup::linked(is_like, |needed| {
+        lookup::is_past(table, needed) || nvml::unhooked::has_thunk(needed.name.as_bytes())
     })
 }

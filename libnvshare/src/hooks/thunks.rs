@@ -1,13 +1,14 @@
 //! Thunks: a few instructions in front of each function of the driver that has no hook.
 //!
 //! A thunk looks at the [door] and jumps to the driver's function, with all arguments where they are. It knows
-//! none of their types. If the door is closed, it saves all registers that may have arguments, waits, and then jumps. So does the first
-//! call of a function that was never looked up: the driver is asked for it.
+//! none of their types. If the door is closed, it saves all registers that may have arguments, waits, and then jumps. The first call of
+//! a function that was never looked up goes the same way, and finds it.
 //!
 //! Thunks are exported under their functions' names, so a program that is linked to the driver gets them. One that looks a function up
 //! gets its thunk where its process may go off the card ([`config::sleeps`](crate::process::config::sleeps)). Otherwise it gets the driver's
 //! own.
 
+use std::ffi::CString;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -15,9 +16,10 @@ use crate::driver::functions;
 use crate::driver::types::CUresult;
 use crate::entry_points::entry_points;
 use crate::lookup::{Hook, HookAddress};
+use crate::process::c_library;
 use crate::work::gate::door;
 
-/// Functions that the program always gets from the driver itself. Those of the checkpoint are for a process that is off the card.
+/// Functions whose look-ups give the driver's own. Linked programs get their thunks, too. Those of the checkpoint are for a process that is off the card.
 /// The driver's private tables are read asleep as well (measured), and lead to exported functions.
 const WITHOUT: [&str; 8] = [
     "cuCheckpointOperationComplete",
@@ -35,22 +37,35 @@ pub(crate) fn is_for(name: &str) -> bool {
     !WITHOUT.contains(&name)
 }
 
-/// Waits while the door is closed. Returns where a thunk jumps to.
-extern "C" fn wait_and_find(slot: &AtomicPtr<()>) -> *const () {
-    door::wait_while_closed();
+/// Returns where a thunk jumps to, and waits while the door is closed. That comes last: a thread that is blocked in a look-up has not
+/// looked at the door.
+extern "C" fn find_and_wait(slot: &AtomicPtr<()>) -> *const () {
     let known = slot.load(Ordering::Acquire);
-    if known.is_null() { find(slot) } else { known }
+    let function = if known.is_null() { find(slot) } else { known };
+    door::wait_while_closed();
+    function
 }
 
-/// The function of a slot. Where the driver has none, the call is refused, as those of hooks are.
+/// The function of a slot: the next one that the program would be linked to. That is the driver's, or that of another library which stands
+/// before it. Where there is none, the call is refused, as those of hooks are.
 #[cold]
 fn find(slot: &AtomicPtr<()>) -> *const () {
     extern "C" fn refuse() -> CUresult {
         CUresult::NOT_SUPPORTED
     }
-    functions::open();
-    let thunk = THUNKS.iter().find(|thunk| ptr::eq(thunk.real, slot));
-    let function = thunk.map_or(ptr::null_mut(), |thunk| functions::exported(thunk.name));
+    // SAFETY: the thread's own place.
+    let errno = unsafe { *libc::__errno_location() };
+    let Some(thunk) = THUNKS.iter().find(|thunk| ptr::eq(thunk.real, slot)) else {
+        return refuse as *const ();
+    };
+    let next = CString::new(thunk.name).map_or(ptr::null_mut(), |name| {
+        // SAFETY: a pseudo-handle and a C string.
+        unsafe { c_library::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+    });
+    // A driver that was opened for one object alone has no next symbol.
+    let function = if next.is_null() && functions::open() { functions::exported(thunk.name) } else { next };
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
     if function.is_null() {
         return refuse as *const ();
     }
@@ -83,7 +98,7 @@ unsafe extern "C" fn wait_and_jump() {
             "movups [rsp + 96], xmm6\n",
             "movups [rsp + 112], xmm7\n",
             "mov rdi, r11\n",
-            "call {wait_and_find}\n",
+            "call {find_and_wait}\n",
             "mov [rsp + 192], rax\n",
             "movups xmm0, [rsp]\n",
             "movups xmm1, [rsp + 16]\n",
@@ -118,7 +133,7 @@ unsafe extern "C" fn wait_and_jump() {
             "stp q4, q5, [sp, #160]\n",
             "stp q6, q7, [sp, #192]\n",
             "mov x0, x17\n",
-            "bl {wait_and_find}\n",
+            "bl {find_and_wait}\n",
             "mov x16, x0\n",
             "ldp x0, x1, [sp, #16]\n",
             "ldp x2, x3, [sp, #32]\n",
@@ -132,7 +147,7 @@ unsafe extern "C" fn wait_and_jump() {
             "ldp x29, x30, [sp], #224\n",
             "br x16\n",
         ),
-        wait_and_find = sym wait_and_find,
+        find_and_wait = sym find_and_wait,
     )
 }
 
@@ -281,19 +296,16 @@ mod tests {
 
     const EXPECTED: u64 = 12_345_678_900_987_654_321;
 
-    /// No driver is there.
-    #[test]
-    fn a_function_that_the_driver_does_not_have_is_refused() {
-        let thunk = THUNKS.iter().find(|thunk| thunk.name == "cuParamSeti").unwrap();
-        // SAFETY: the thunk jumps to a function without arguments.
-        let call = unsafe { std::mem::transmute::<*const (), extern "C" fn() -> CUresult>(thunk.address.0) };
-        assert_eq!([call(), call()], [CUresult::NOT_SUPPORTED; 2]);
-        assert!(slots::cuParamSeti.load(Ordering::SeqCst).is_null());
-    }
-
     /// All in one test, as the door is the process's.
     #[test]
     fn arguments_are_kept_and_a_closed_door_is_waited_for() {
+        // No driver is there.
+        let absent = THUNKS.iter().find(|thunk| thunk.name == "cuParamSeti").unwrap();
+        // SAFETY: the thunk jumps to a function without arguments.
+        let absent =
+            unsafe { std::mem::transmute::<*const (), extern "C" fn() -> CUresult>(absent.address.0) };
+        assert_eq!([absent(), absent()], [CUresult::NOT_SUPPORTED; 2]);
+        assert!(slots::cuParamSeti.load(Ordering::SeqCst).is_null());
         let thunk = THUNKS.iter().find(|thunk| thunk.name == "cuParamSetf").unwrap();
         slots::cuParamSetf.store(sum as *mut (), Ordering::SeqCst);
         // SAFETY: the thunk jumps to a function of this type.

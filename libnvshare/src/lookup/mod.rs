@@ -5,15 +5,21 @@
 
 pub(crate) mod get_proc_address;
 
-use std::collections::HashSet;
-use std::ffi::{CStr, c_char, c_void};
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use nvshare_proto::MemoryMode;
 
 use crate::driver::functions;
-use crate::process::{config, counters, elf, log};
+use crate::process::elf::{self, Needed};
+use crate::process::{config, counters, log};
+
+/// The driver's library: a part of its path, and the end of it.
+const DRIVER: &str = "/libcuda.so";
+const DRIVERS_FILE: &str = "/libcuda.so.1";
 
 /// A function of the driver that has a hook.
 #[derive(Debug)]
@@ -73,13 +79,34 @@ pub(crate) fn is_hooked(table: &'static Table, name: &str) -> bool {
     names.binary_search(&name).is_ok()
 }
 
-/// Whether the calls of an object do not look at the door. It has this address under this name: the driver's own, or one for which nothing
-/// stands.
-pub(crate) fn is_past(table: &'static Table, name: &str, bound_to: usize) -> bool {
-    // Objects have hundreds of thousands of other symbols.
-    is_of_driver(name)
-        && (is_newer(table, name)
-            || is_hooked(table, name) && bound_to == functions::exported(name) as usize && bound_to != 0)
+/// Whether an object's calls of a function do not look at the door. Nothing stands for the function, or its address is the driver's own.
+///
+/// This takes no lock of the loader, as `dlsym` would. A thread that has it may wait at the gate for the one that asks.
+pub(crate) fn is_past(table: &'static Table, needed: &Needed) -> bool {
+    let name = needed.name.as_str();
+    if is_named(table, name) {
+        return is_hooked(table, name) && elf::is_in_loaded(needed.bound_to, DRIVER);
+    }
+    let is_in_driver = |name: CString| !elf::find_in_loaded(&name, &[DRIVERS_FILE]).is_null();
+    is_of_driver(name) && CString::new(name).is_ok_and(is_in_driver)
+}
+
+/// The functions that loaded objects are linked to, as far as `is_it` says, each once. Only names that are `like` them are asked about:
+/// objects have hundreds of thousands of others.
+pub(crate) fn linked(like: fn(&str) -> bool, is_it: impl Fn(&Needed) -> bool) -> Vec<String> {
+    let needed = elf::needed_in_loaded(like).into_iter().filter(is_it);
+    needed.map(|needed| needed.name).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// Whether a function has a hook.
+pub(crate) fn has_hook(table: &Table, name: &str) -> bool {
+    table.hooks.iter().any(|hook| hook.name == name)
+}
+
+/// Whether the driver that is loaded lacks a function, or none is loaded: without the library, the program would not find it.
+pub(crate) fn is_absent(name: &[u8]) -> bool {
+    let name = std::str::from_utf8(name).unwrap_or_default();
+    !elf::is_loaded(DRIVER) || functions::open() && functions::exported(name).is_null()
 }
 
 /// Whether `found` is the address of the hook, or the thunk, with this name, and not of the driver's function.
@@ -111,15 +138,17 @@ fn hook_for(table: &Table, address: *mut c_void, is_meant: impl Fn(&str) -> bool
         return None;
     }
     let swaps = SWAPS.get_or_init(|| {
-        let swap = |hook: &'static Hook| {
-            let real = hook.real.load(Ordering::Acquire);
+        let swap = |hook: &'static Hook, real: *mut ()| {
             (!real.is_null()).then_some((real as usize, hook.name, hook.address.0 as usize))
         };
-        let fill = |thunk: &&'static Hook| {
-            thunk.real.store(functions::exported(thunk.name).cast(), Ordering::Release);
-        };
-        let hooks = table.hooks.iter().chain(table.thunks_in_use().inspect(fill));
-        let mut swaps: Vec<_> = hooks.filter_map(swap).collect();
+        let hooks = table.hooks.iter().filter_map(|hook| swap(hook, hook.real.load(Ordering::Acquire)));
+        let thunks = table.thunks_in_use().filter_map(|thunk| {
+            let real = functions::exported(thunk.name).cast();
+            // A thunk that was called before goes where its caller was linked to.
+            let _ = thunk.real.compare_exchange(ptr::null_mut(), real, Ordering::AcqRel, Ordering::Acquire);
+            swap(thunk, real)
+        });
+        let mut swaps: Vec<_> = hooks.chain(thunks).collect();
         swaps.sort_unstable();
         swaps
     });
@@ -150,8 +179,8 @@ fn is_unknown(table: &Table, address: *mut c_void) -> bool {
     if !functions::open() {
         return false;
     }
-    // A driver that calls itself by its exported names finds the hooks.
-    let hooks = table.hooks.iter().map(|hook| hook.address.0 as usize);
+    // A driver that calls itself by its exported names finds the hooks and the thunks.
+    let hooks = table.hooks.iter().chain(table.thunks).map(|hook| hook.address.0 as usize);
     let known = KNOWN
         .get_or_init(|| table.names().map(|name| functions::exported(name) as usize).chain(hooks).collect());
     !known.contains(&(address as usize))
@@ -161,7 +190,7 @@ fn is_unknown(table: &Table, address: *mut c_void) -> bool {
 pub(crate) fn is_newer(table: &Table, name: &str) -> bool {
     is_of_driver(name)
         && !is_named(table, name)
-        && elf::is_loaded("/libcuda.so")
+        && elf::is_loaded(DRIVER)
         && functions::open()
         && !functions::exported(name).is_null()
 }
@@ -177,7 +206,7 @@ pub(crate) fn is_refused(table: &Table, found: *mut c_void, name: &[u8]) -> bool
 
 /// Warns of functions that the table does not name and that loaded objects are linked to: these cannot be refused.
 pub(crate) fn warn_of_linked(table: &Table) {
-    let linked = elf::undefined_in_loaded(|name, _| is_newer(table, name));
+    let linked = linked(is_of_driver, |needed| is_newer(table, &needed.name));
     if !linked.is_empty() {
         log::warn(format_args!(
             "the program is linked to functions of the driver that are newer than this library, and work that they submit passes no gate: {}",
@@ -187,7 +216,7 @@ pub(crate) fn warn_of_linked(table: &Table) {
 }
 
 /// Whether a name looks like one of the driver's: `cudnn…` and `cublas…` do not.
-fn is_of_driver(name: &str) -> bool {
+pub(crate) fn is_of_driver(name: &str) -> bool {
     name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
 }
 

@@ -10,11 +10,8 @@ pub(crate) fn is_loaded(part: &str) -> bool {
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
         // SAFETY: `dl_iterate_phdr` passes a valid description and the pointer given to it below.
         let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
-        if !info.dlpi_name.is_null() {
-            // SAFETY: the loader's name of the object, a C string.
-            let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
-            search.1 |= path.windows(search.0.len()).any(|here| here == search.0);
-        }
+        // SAFETY: as above.
+        search.1 |= unsafe { has_in_path(info, search.0) };
         c_int::from(search.1)
     }
 
@@ -22,6 +19,45 @@ pub(crate) fn is_loaded(part: &str) -> bool {
     // SAFETY: the callback matches, and the pointer is valid for the length of the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     search.1
+}
+
+/// Whether an address is in a library that is loaded, in any scope, whose path contains `part`.
+pub(crate) fn is_in_loaded(address: usize, part: &str) -> bool {
+    struct Search<'a>(usize, &'a [u8], bool);
+
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+        // SAFETY: `dl_iterate_phdr` passes a valid description and the pointer given to it below.
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
+        // SAFETY: as above.
+        if unsafe { has_in_path(info, search.1) } {
+            search.2 |= (0..usize::from(info.dlpi_phnum)).any(|i| {
+                // SAFETY: within the object's program headers.
+                let header = unsafe { &*info.dlpi_phdr.add(i) };
+                let begin = (info.dlpi_addr as usize).wrapping_add(header.p_vaddr as usize);
+                header.p_type == libc::PT_LOAD
+                    && search.0.checked_sub(begin).is_some_and(|at| at < header.p_memsz as usize)
+            });
+        }
+        c_int::from(search.2)
+    }
+
+    let mut search = Search(address, part.as_bytes(), false);
+    // SAFETY: the callback matches, and the pointer is valid for the length of the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.2
+}
+
+/// Whether the path of an object contains `part`.
+///
+/// # Safety
+/// `info` describes a mapped object.
+unsafe fn has_in_path(info: &libc::dl_phdr_info, part: &[u8]) -> bool {
+    if info.dlpi_name.is_null() {
+        return false;
+    }
+    // SAFETY: the loader's name of the object, a C string.
+    let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+    path.windows(part.len()).any(|here| here == part)
 }
 
 /// Finds a function by name in the loaded libraries whose paths end with one of `libraries`; null if there is none. It reads
@@ -131,15 +167,25 @@ impl Tables {
     }
 }
 
-/// The names of symbols that loaded objects need from others, as far as they are wanted, each once. They are those of relocations: the
-/// tables of symbols do not all tell how many they have. `is_wanted` is told the name, and the address that the object has for it.
-/// Before the first call, that may be a place of its own.
-pub(crate) fn undefined_in_loaded(is_wanted: impl Fn(&str, usize) -> bool) -> Vec<String> {
-    struct Search<'a>(&'a dyn Fn(&str, usize) -> bool, Vec<String>);
+/// A symbol that a loaded object needs from others.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Needed {
+    pub(crate) name: String,
+    /// The address that the object has for it. Before the first call, that may be a place of its own.
+    pub(crate) bound_to: usize,
+}
+
+/// The symbols that loaded objects need from others, as far as they are wanted. They are those of relocations: the tables of symbols do
+/// not all tell how many they have.
+///
+/// A lock of the loader is held while `is_wanted` runs, which looks up no symbols. Another thread that opens a library has the lock for that,
+/// and waits for this one.
+pub(crate) fn needed_in_loaded(is_wanted: fn(&str) -> bool) -> Vec<Needed> {
+    struct Search(fn(&str) -> bool, Vec<Needed>);
 
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
         // SAFETY: `dl_iterate_phdr` passes a valid description and the pointer given to it below.
-        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
         // SAFETY: an object that the loader has mapped, described by it.
         let Some(tables) = (unsafe { Tables::of(info) }) else { return 0 };
         // SAFETY: as above.
@@ -150,29 +196,39 @@ pub(crate) fn undefined_in_loaded(is_wanted: impl Fn(&str, usize) -> bool) -> Ve
             for place in 0..count {
                 // SAFETY: within a table of relocations, which the loader has mapped.
                 let relocation = unsafe { &*(first as *const libc::Elf64_Rela).add(place) };
-                // SAFETY: the symbol of a relocation is one of the object; 0 is none, which has no name.
-                let symbol = unsafe { tables.symbol((relocation.r_info >> 32) as u32) };
+                let symbol = (relocation.r_info >> 32) as u32;
+                if symbol == 0 || !OF_ADDRESSES.contains(&(relocation.r_info as u32)) {
+                    continue;
+                }
+                // SAFETY: the symbol of a relocation is one of the object.
+                let symbol = unsafe { tables.symbol(symbol) };
                 if symbol.st_shndx != 0 {
                     continue;
                 }
                 // SAFETY: a symbol of the object.
                 let name = unsafe { tables.name(symbol) }.to_str().unwrap_or_default();
-                let place = (info.dlpi_addr as usize).wrapping_add(relocation.r_offset as usize);
-                // SAFETY: a place of the object that the loader fills, or has filled.
-                let bound_to = unsafe { ptr::read_unaligned(place as *const usize) };
-                if (search.0)(name, bound_to) && !search.1.iter().any(|known| known == name) {
-                    search.1.push(name.to_owned());
+                if (search.0)(name) {
+                    let place = (info.dlpi_addr as usize).wrapping_add(relocation.r_offset as usize);
+                    // SAFETY: a place of the object for an address, which the loader has filled.
+                    let bound_to = unsafe { ptr::read_unaligned(place as *const usize) };
+                    search.1.push(Needed { name: name.to_owned(), bound_to });
                 }
             }
         }
         0
     }
 
-    let mut search = Search(&is_wanted, Vec::new());
+    let mut search = Search(is_wanted, Vec::new());
     // SAFETY: the callback matches, and the pointer is valid for the length of the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     search.1
 }
+
+/// Relocations by which an object gets the address of a symbol: of data, of a function, and of one that it calls.
+#[cfg(target_arch = "x86_64")]
+const OF_ADDRESSES: [u32; 3] = [1, 6, 7];
+#[cfg(target_arch = "aarch64")]
+const OF_ADDRESSES: [u32; 3] = [257, 1025, 1026];
 
 /// Looks a defined symbol up in the GNU hash table of an object.
 ///
@@ -229,9 +285,10 @@ mod tests {
 
     #[test]
     fn what_an_object_needs_from_others_is_found() {
-        assert_eq!(undefined_in_loaded(|name, _| name == "dl_iterate_phdr"), ["dl_iterate_phdr"]);
+        let needed = needed_in_loaded(|name| name == "dl_iterate_phdr");
         let ours = libc::dl_iterate_phdr as *const () as usize;
-        assert_eq!(undefined_in_loaded(|_, bound_to| bound_to == ours), ["dl_iterate_phdr"]);
-        assert!(undefined_in_loaded(|name, _| name == "no such symbol").is_empty());
+        assert!(needed.iter().any(|needed| needed.bound_to == ours), "{needed:?}");
+        assert!(needed.iter().all(|needed| needed.name == "dl_iterate_phdr"), "{needed:?}");
+        assert!(needed_in_loaded(|name| name == "no such symbol").is_empty());
     }
 }

@@ -349,6 +349,27 @@ fn a_second_library_with_its_own_dlsym() {
     }
 }
 
+/// Each of two libraries stands before the same function of the driver, and finds the next.
+#[test]
+fn another_library_that_stands_before_the_driver_is_called_once() {
+    let world = World::simulated(CARD);
+    let program = world.dir().join("linked");
+    world.link_to_driver(&program, "linked_program.c", &[]);
+    let library = Artifacts::get().library.to_string_lossy().into_owned();
+    let other = guest("stands_before", true).to_string_lossy().into_owned();
+    let runs = |preload: &str| {
+        let program = Program::of(&world, "linked", Command::new(&program)).env("LD_PRELOAD", preload);
+        let finished = program.start().finish();
+        finished.passed();
+        finished.out
+    };
+    let natively = runs(&other);
+    assert_eq!(natively, "passed on\n0 400\n");
+    for preload in [format!("{library}:{other}"), format!("{other}:{library}")] {
+        assert_eq!(runs(&preload), natively, "{preload}");
+    }
+}
+
 /// The functions that a driver has and that the library hooks.
 fn hooked(driver: &Path) -> Vec<String> {
     let output =

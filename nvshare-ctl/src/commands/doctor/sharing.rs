@@ -1,6 +1,5 @@
 //! The parts of nvshare: the library, the scheduler, and the environment's variables.
 
-use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -72,16 +71,18 @@ pub(super) fn scheduler(scheduler: &Scheduler, findings: &mut Vec<Finding>) -> O
 /// Programs that were refused to share memory, of those that the scheduler's events still name. This user may not be allowed to read them.
 pub(super) fn refused(scheduler: &Scheduler) -> Option<Finding> {
     let mut watch = scheduler.watch(WatchFrom::Kept, false).ok()?;
-    let mut programs = BTreeSet::new();
+    let mut programs: Vec<String> = Vec::new();
     while let Ok(Some(told)) = watch.wait() {
         if let Told::Event(event, _) = told
             && event.event == EventKind::CannotShare
         {
             let pid = event.pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
-            programs.insert(format!("{}{pid}", event.name.unwrap_or_default()));
+            let program = format!("{}{pid}", event.name.unwrap_or_default());
+            programs.retain(|known| *known != program);
+            programs.push(program);
         }
     }
-    let last: Vec<String> = programs.into_iter().rev().take(MOST_NAMED).collect();
+    let last = programs.split_off(programs.len().saturating_sub(MOST_NAMED));
     (!last.is_empty()).then(|| {
         Finding::warning(
             "sharing",
