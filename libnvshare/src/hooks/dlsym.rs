@@ -9,7 +9,7 @@ use std::ptr;
 use super::nvml;
 use super::table::TABLE;
 use crate::lookup;
-use crate::process::{c_library, config};
+use crate::process::c_library;
 use crate::work::gate::door;
 
 mod shims {
@@ -121,8 +121,10 @@ unsafe fn is_ours(handle: *mut c_void, name: *const c_char) -> bool {
         return lookup::is_newer(&TABLE, name);
     }
     // The next function depends on the caller, which may stand behind this library and before the driver.
-    let is_callers = handle == libc::RTLD_NEXT && !lookup::has_hook(&TABLE, name);
-    if is_callers && config::sleeps() {
+    let is_callers =
+        handle == libc::RTLD_NEXT && !lookup::has_hook(&TABLE, name) && !lookup::is_absent(name.as_bytes());
+    // Without sleep, only hooks are in use.
+    if is_callers && lookup::is_hooked(&TABLE, name) {
         door::pass_by(name.as_bytes());
     }
     !is_callers
@@ -130,9 +132,22 @@ unsafe fn is_ours(handle: *mut c_void, name: *const c_char) -> bool {
 
 unsafe extern "C" fn our_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the caller's own arguments.
-    let found = unsafe { c_library::dlsym(handle, name) };
+    let found = unsafe { next_of_driver(handle, name).unwrap_or_else(|| c_library::dlsym(handle, name)) };
     // SAFETY: a C string: it was looked up.
     unsafe { swap(found, name) }
+}
+
+/// The driver's own function, for a caller that asks for the next one with a hook's name. To the C library, this library would be the
+/// caller. A library behind this one that has such a function of its own would find that.
+///
+/// # Safety
+/// The name is a C string.
+unsafe fn next_of_driver(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
+    // SAFETY: promised by the caller.
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let is_hooks = || std::str::from_utf8(name).is_ok_and(|name| lookup::has_hook(&TABLE, name));
+    let own = (handle == libc::RTLD_NEXT && is_hooks()).then(|| lookup::own_if_loaded(name));
+    own.filter(|own| !own.is_null())
 }
 
 unsafe extern "C" fn our_dlvsym(

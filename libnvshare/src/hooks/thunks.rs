@@ -8,7 +8,7 @@
 //! gets its thunk where its process may go off the card ([`config::sleeps`](crate::process::config::sleeps)). Otherwise it gets the driver's
 //! own.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -32,9 +32,26 @@ const WITHOUT: [&str; 8] = [
     "cuGetExportTable",
 ];
 
-/// Whether a function has a thunk, of those that have no hook.
+/// Whether look-ups of a function give its thunk, of those that have no hook. Where another library stands before the driver's function,
+/// the thunk goes there. That library has to find the driver's own, so the process stays on the card.
 pub(crate) fn is_for(name: &str) -> bool {
-    !WITHOUT.contains(&name)
+    if WITHOUT.contains(&name) {
+        return false;
+    }
+    let (next, own) = (next(name), functions::exported(name));
+    let is_taken = !next.is_null() && !own.is_null() && next != own;
+    if is_taken {
+        door::pass_by(name.as_bytes());
+    }
+    !is_taken
+}
+
+/// The function that comes next for programs that are linked to one; null if there is none.
+fn next(name: &str) -> *mut c_void {
+    CString::new(name).map_or(ptr::null_mut(), |name| {
+        // SAFETY: a pseudo-handle and a C string.
+        unsafe { c_library::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+    })
 }
 
 /// Returns where a thunk jumps to, and waits while the door is closed. That comes last: a thread that is blocked in a look-up has not
@@ -58,10 +75,7 @@ fn find(slot: &AtomicPtr<()>) -> *const () {
     let Some(thunk) = THUNKS.iter().find(|thunk| ptr::eq(thunk.real, slot)) else {
         return refuse as *const ();
     };
-    let next = CString::new(thunk.name).map_or(ptr::null_mut(), |name| {
-        // SAFETY: a pseudo-handle and a C string.
-        unsafe { c_library::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
-    });
+    let next = next(thunk.name);
     // A driver that was opened for one object alone has no next symbol.
     let function = if next.is_null() && functions::open() { functions::exported(thunk.name) } else { next };
     // SAFETY: as above.

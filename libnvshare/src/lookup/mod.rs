@@ -17,9 +17,8 @@ use crate::driver::functions;
 use crate::process::elf::{self, Needed};
 use crate::process::{config, counters, log};
 
-/// The driver's library: a part of its path, and the end of it.
+/// The driver's library: a part of its path.
 const DRIVER: &str = "/libcuda.so";
-const DRIVERS_FILE: &str = "/libcuda.so.1";
 
 /// A function of the driver that has a hook.
 #[derive(Debug)]
@@ -67,10 +66,19 @@ impl Table {
     }
 }
 
+/// A value that is computed once, or by several threads at the same time. None waits for another: the one may wait for the loader's lock,
+/// which the other has.
+fn computed<T>(cell: &'static OnceLock<T>, compute: impl FnOnce() -> T) -> &'static T {
+    cell.get().unwrap_or_else(|| {
+        let value = compute();
+        cell.get_or_init(|| value)
+    })
+}
+
 /// Whether the library has something to put in the place of a function.
 pub(crate) fn is_hooked(table: &'static Table, name: &str) -> bool {
     static NAMES: OnceLock<Vec<&str>> = OnceLock::new();
-    let names = NAMES.get_or_init(|| {
+    let names = computed(&NAMES, || {
         let mut names: Vec<&str> =
             table.hooks.iter().chain(table.thunks_in_use()).map(|hook| hook.name).collect();
         names.sort_unstable();
@@ -81,13 +89,13 @@ pub(crate) fn is_hooked(table: &'static Table, name: &str) -> bool {
 
 /// Whether an object's calls of a function do not look at the door. Nothing stands for the function, or its address is the driver's own.
 ///
-/// This takes no lock of the loader, as `dlsym` would. A thread that has it may wait at the gate for the one that asks.
+/// This does not take the lock of `dlopen`, as `dlsym` would. A thread that has it may wait at the gate for the one that asks.
 pub(crate) fn is_past(table: &'static Table, needed: &Needed) -> bool {
     let name = needed.name.as_str();
     if is_named(table, name) {
         return is_hooked(table, name) && elf::is_in_loaded(needed.bound_to, DRIVER);
     }
-    let is_in_driver = |name: CString| !elf::find_in_loaded(&name, &[DRIVERS_FILE]).is_null();
+    let is_in_driver = |name: CString| !elf::find_in_loaded(&name, &[DRIVER]).is_null();
     is_of_driver(name) && CString::new(name).is_ok_and(is_in_driver)
 }
 
@@ -101,6 +109,12 @@ pub(crate) fn linked(like: fn(&str) -> bool, is_it: impl Fn(&Needed) -> bool) ->
 /// Whether a function has a hook.
 pub(crate) fn has_hook(table: &Table, name: &str) -> bool {
     table.hooks.iter().any(|hook| hook.name == name)
+}
+
+/// The driver's own function, if a driver is loaded that has it; else null.
+pub(crate) fn own_if_loaded(name: &[u8]) -> *mut c_void {
+    let name = std::str::from_utf8(name).unwrap_or_default();
+    if elf::is_loaded(DRIVER) && functions::open() { functions::exported(name) } else { ptr::null_mut() }
 }
 
 /// Whether the driver that is loaded lacks a function, or none is loaded: without the library, the program would not find it.
@@ -137,7 +151,7 @@ fn hook_for(table: &Table, address: *mut c_void, is_meant: impl Fn(&str) -> bool
     if !functions::open() {
         return None;
     }
-    let swaps = SWAPS.get_or_init(|| {
+    let swaps = computed(&SWAPS, || {
         let swap = |hook: &'static Hook, real: *mut ()| {
             (!real.is_null()).then_some((real as usize, hook.name, hook.address.0 as usize))
         };
@@ -181,8 +195,9 @@ fn is_unknown(table: &Table, address: *mut c_void) -> bool {
     }
     // A driver that calls itself by its exported names finds the hooks and the thunks.
     let hooks = table.hooks.iter().chain(table.thunks).map(|hook| hook.address.0 as usize);
-    let known = KNOWN
-        .get_or_init(|| table.names().map(|name| functions::exported(name) as usize).chain(hooks).collect());
+    let known = computed(&KNOWN, || {
+        table.names().map(|name| functions::exported(name) as usize).chain(hooks).collect()
+    });
     !known.contains(&(address as usize))
 }
 

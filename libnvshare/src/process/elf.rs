@@ -60,7 +60,7 @@ unsafe fn has_in_path(info: &libc::dl_phdr_info, part: &[u8]) -> bool {
     path.windows(part.len()).any(|here| here == part)
 }
 
-/// Finds a function by name in the loaded libraries whose paths end with one of `libraries`; null if there is none. It reads
+/// Finds a function by name in the loaded libraries whose paths contain one of `libraries`; null if there is none. It reads
 /// ELF tables, looks up no symbol, and loads nothing.
 pub(crate) fn find_in_loaded(name: &CStr, libraries: &[&str]) -> *const c_void {
     struct Search<'a> {
@@ -72,12 +72,8 @@ pub(crate) fn find_in_loaded(name: &CStr, libraries: &[&str]) -> *const c_void {
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
         // SAFETY: `dl_iterate_phdr` passes a valid description and the pointer given to it below.
         let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
-        if info.dlpi_name.is_null() {
-            return 0;
-        }
-        // SAFETY: the loader's name of the object, a C string.
-        let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
-        if !search.libraries.iter().any(|end| path.ends_with(end.as_bytes())) {
+        // SAFETY: as above.
+        if !search.libraries.iter().any(|part| unsafe { has_in_path(info, part.as_bytes()) }) {
             return 0;
         }
         // SAFETY: an object that the loader has mapped, described by it.

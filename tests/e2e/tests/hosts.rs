@@ -357,16 +357,24 @@ fn another_library_that_stands_before_the_driver_is_called_once() {
     world.link_to_driver(&program, "linked_program.c", &[]);
     let library = Artifacts::get().library.to_string_lossy().into_owned();
     let other = guest("stands_before", true).to_string_lossy().into_owned();
-    let runs = |preload: &str| {
-        let program = Program::of(&world, "linked", Command::new(&program)).env("LD_PRELOAD", preload);
+    let runs = |preload: &str, environment: &[(&str, &str)]| {
+        let mut program = Program::of(&world, "linked", Command::new(&program)).env("LD_PRELOAD", preload);
+        for (name, value) in environment {
+            program = program.env(name, value);
+        }
         let finished = program.start().finish();
         finished.passed();
         finished.out
     };
-    let natively = runs(&other);
+    let natively = runs(&other, &[]);
     assert_eq!(natively, "passed on\n0 400\n");
+    let sleeps = [("NVSHARE_MEMORY", "swap"), ("NVSHARE_SLEEP", "1")];
     for preload in [format!("{library}:{other}"), format!("{other}:{library}")] {
-        assert_eq!(runs(&preload), natively, "{preload}");
+        for environment in
+            [&[][..], &[("BY_HANDLE", "1")], &sleeps, &[sleeps[0], sleeps[1], ("BY_HANDLE", "1")]]
+        {
+            assert_eq!(runs(&preload, environment), natively, "{preload} {environment:?}");
+        }
     }
 }
 

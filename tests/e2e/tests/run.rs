@@ -343,7 +343,7 @@ fn doctor_names_a_program_that_could_not_share_its_memory() {
     let refused = || found(&doctor(&world, None, &[]).1, "warning", "sharing");
     let guest = Program::guest(&world, "ipc", &["refused"]).until_told().start();
     wait_until("doctor names it", || !refused().is_empty());
-    let named = format!(": ipc (pid {})\" -> \"start them with NVSHARE_MEMORY=swap\"", guest.pid());
+    let named = format!(" (pid {})\" -> \"start them with NVSHARE_MEMORY=swap\"", guest.pid());
     assert!(refused().contains(&named), "{}", refused());
     world.stop();
     guest.finish().passed();
