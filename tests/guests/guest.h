@@ -19,7 +19,10 @@ static void *driver;
 static void *look_up(const char *name) {
     if (!driver) driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver) { fprintf(stderr, "%s\n", dlerror()); _exit(1); }
+    dlerror();
     void *found = dlsym(driver, name);
+    char *error = dlerror();
+    if (found && error) { fprintf(stderr, "%s is found, and dlerror says %s\n", name, error); _exit(1); }
     if (!found) { fprintf(stderr, "%s is missing\n", name); _exit(1); }
     return found;
 }

@@ -36,7 +36,7 @@ impl Symbols {
     /// The address of an exported symbol; null if there is none.
     pub(super) fn address(&self, name: &str) -> *mut c_void {
         let Ok(name) = CString::new(name) else { return std::ptr::null_mut() };
-        // SAFETY: an open library's handle and a C string. The process's `dlsym` would return the hook.
-        unsafe { c_library::dlsym(self.handle, name.as_ptr()) }
+        // SAFETY: an open library's handle. The process's `dlsym` would return the hook.
+        unsafe { c_library::dlsym_quietly(self.handle, &name) }
     }
 }

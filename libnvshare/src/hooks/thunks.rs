@@ -49,8 +49,8 @@ pub(crate) fn is_for(name: &str) -> bool {
 /// The function that comes next for programs that are linked to one; null if there is none.
 fn next(name: &str) -> *mut c_void {
     CString::new(name).map_or(ptr::null_mut(), |name| {
-        // SAFETY: a pseudo-handle and a C string.
-        unsafe { c_library::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+        // SAFETY: a pseudo-handle.
+        unsafe { c_library::dlsym_quietly(libc::RTLD_NEXT, &name) }
     })
 }
 

@@ -76,6 +76,20 @@ pub(crate) unsafe fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
     unsafe { real(handle, name) }
 }
 
+/// The same for the library itself: if there is no such symbol, the program's next `dlerror` does not tell of it.
+///
+/// # Safety
+/// As for `dlsym`.
+pub(crate) unsafe fn dlsym_quietly(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    // SAFETY: promised by the caller.
+    let found = unsafe { dlsym(handle, name.as_ptr()) };
+    if found.is_null() {
+        // SAFETY: it has no arguments.
+        unsafe { libc::dlerror() };
+    }
+    found
+}
+
 /// The C library's own `dlvsym`.
 ///
 /// # Safety
