@@ -115,7 +115,6 @@ fn run() {
             version: VERSION,
             broken: None,
             reconnects: false,
-            foresees_eviction: false,
             may_open_since: None,
         },
         next_attempt: Instant::now(),
@@ -150,13 +149,9 @@ struct Thread {
 
 impl Thread {
     /// Waits until something happens, and handles it.
-    ///
-    /// An eviction that was foreseen before the wait is prepared for at the end: this starts a thread, and nobody waits for it.
-    /// The scheduler, which may just have been told that the gate is open, runs sooner when this thread waits.
     fn turn(&mut self) {
         self.connect_if_due();
         let timeout = self.timeout();
-        let foresaw_eviction = self.library.foresees_eviction;
         let readable = wire::wait(self.library.wire.as_ref(), timeout);
         if readable {
             self.read();
@@ -173,9 +168,6 @@ impl Thread {
         }
         gate::forget_request();
         self.tell(Session::look);
-        if foresaw_eviction && std::mem::take(&mut self.library.foresees_eviction) {
-            swap::foresee_eviction();
-        }
     }
 
     /// Tells the session something, and then handles what happened to the connection meanwhile.
@@ -381,8 +373,6 @@ struct Library {
     broken: Option<String>,
     /// Whether to connect again at once.
     reconnects: bool,
-    /// Whether memory will have to leave the card after this turn, and the host's memory for it is not prepared yet.
-    foresees_eviction: bool,
     /// When the lock was granted, or memory last came back under it: nothing else is waited for.
     may_open_since: Option<Instant>,
 }
@@ -452,7 +442,6 @@ impl Host for Library {
     }
 
     fn close_gate(&mut self) {
-        self.foresees_eviction = false;
         gate::close();
     }
 
@@ -465,7 +454,9 @@ impl Host for Library {
 
     fn bound(&mut self, in_flight: InFlight) {
         gate::bound(in_flight);
-        self.foresees_eviction |= in_flight == InFlight::Bounded;
+        if in_flight == InFlight::Bounded {
+            swap::foresee_eviction();
+        }
     }
 
     fn is_nobody_inside(&self) -> bool {
