@@ -93,7 +93,7 @@ pub(crate) fn is_hooked(table: &'static Table, name: &str) -> bool {
 pub(crate) fn is_past(table: &'static Table, needed: &Needed) -> bool {
     let name = needed.name.as_str();
     if is_named(table, name) {
-        return is_hooked(table, name) && elf::is_in_loaded(needed.bound_to, DRIVER);
+        return elf::is_in_loaded(needed.bound_to, DRIVER);
     }
     let is_in_driver = |name: CString| !elf::find_in_loaded(&name, &[DRIVER]).is_null();
     is_of_driver(name) && CString::new(name).is_ok_and(is_in_driver)
