@@ -274,7 +274,9 @@ called {
     cuCtxFromGreenCtx(pContext: *mut CUcontext, hCtx: CUgreenCtx);
     cuCtxGetCurrent(pctx: *mut CUcontext);
     cuCtxGetDevice(device: *mut CUdevice);
+    cuCtxGetLimit(pvalue: *mut usize, limit: c_int);
     cuCtxRecordEvent(hCtx: CUcontext, hEvent: CUevent);
+    cuCtxSetLimit(limit: c_int, value: usize);
     cuCtxSynchronize();
     cuDeviceCanAccessPeer(canAccessPeer: *mut c_int, dev: CUdevice, peerDev: CUdevice);
     cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
@@ -308,9 +310,9 @@ forwarded {
     cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState
     cuCoredumpGetAttribute cuCoredumpGetAttributeGlobal
     cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetDevice_v2
-    cuCtxGetDevResource cuCtxGetExecAffinity cuCtxGetFlags cuCtxGetId cuCtxGetLimit cuCtxGetSharedMemConfig
+    cuCtxGetDevResource cuCtxGetExecAffinity cuCtxGetFlags cuCtxGetId cuCtxGetSharedMemConfig
     cuCtxGetStreamPriorityRange cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags
-    cuCtxSetLimit cuCtxSetSharedMemConfig cuCtxSynchronize_v2 cuCtxWaitEvent cuDestroyExternalMemory
+    cuCtxSetSharedMemConfig cuCtxSynchronize_v2 cuCtxWaitEvent cuDestroyExternalMemory
     cuDestroyExternalSemaphore cuDeviceComputeCapability cuDeviceGetByPCIBusId
     cuDeviceGetDevResource cuDeviceGetExecAffinitySupport
     cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid

@@ -267,5 +267,32 @@ static void a_process_ends_while_it_is_away(void) {
     }
 }
 
-RULES(RULE(a_process_goes_and_comes_back), RULE(a_lock_waits_for_work), RULE(calls_of_a_locked_process), RULE(calls_of_a_process_that_is_away), RULE(what_is_refused),
+/* The stacks take 8 MiB here for each KiB of their limit. */
+static void the_stacks_of_kernels(void) {
+    uint64_t taken;
+    size_t limit;
+    meet_other();
+    size_t before = ask('f');
+    begin();
+    size_t with = ask('f');
+    EXPECT(before - with == (32 + 8 + 4 + 8) * MIB);
+    CHECK(FN(cuCtxGetLimit)(&limit, 0));
+    EXPECT(limit == 1024);
+    EXPECT(FN(cuCtxGetLimit)(&limit, 99) == 215 && FN(cuCtxSetLimit)(99, 1024ul) == 215);
+    CHECK(FN(cuCtxSetLimit)(0, 4096ul));
+    EXPECT(with - ask('f') == 24 * MIB);
+    CHECK(FN(cuCtxSetLimit)(0, 0ul));
+    EXPECT(ask('f') - with == 8 * MIB);
+    go();
+    come_back();
+    CHECK(FN(nvsimTaken)(&taken));
+    EXPECT(taken == (32 + 4 + 8) * MIB);
+    CHECK(FN(cuCtxSetLimit)(0, 1024ul));
+    CHECK(FN(cuCtxGetLimit)(&limit, 0));
+    EXPECT(limit == 1024 && ask('f') == with);
+    CHECK(FN(cuDevicePrimaryCtxRelease_v2)(0));
+    EXPECT(ask('f') == before);
+}
+
+RULES(RULE(a_process_goes_and_comes_back), RULE(a_lock_waits_for_work), RULE(calls_of_a_locked_process), RULE(calls_of_a_process_that_is_away), RULE(what_is_refused), RULE(the_stacks_of_kernels),
       RULE(memory_of_a_descriptor_stays), RULE(a_restore_without_room), RULE(the_order_of_the_calls), RULE(a_process_ends_while_it_is_away))

@@ -3,6 +3,8 @@
  * be right. */
 #include "guest.h"
 #define BYTES (8 * MIB)
+/* Of each thread of a kernel. In the tests, a KiB takes 8 MiB of the card. */
+#define STACK 4096ul
 static uint64_t memory_, more_;
 static void *stream_, *event_, *captured_;
 static uint32_t value_ = 7;
@@ -186,6 +188,7 @@ int main(int argc, char **argv) {
     start();
     look_all_up();
     load_kernel();
+    CHECK(FN(cuCtxSetLimit)(0, STACK));
     memory_ = alloc(BYTES);
     more_ = alloc(2 * MIB);
     CHECK(FN(cuStreamCreate)(&stream_, 1));
@@ -208,6 +211,13 @@ int main(int argc, char **argv) {
     if (from < argc) CHECK(call(argv[from]));
     for (int i = from + 1; i < argc; i++) CHECK(pthread_join(threads[i], NULL));
     say("called");
+    size_t limit;
+    uint64_t taken;
+    CHECK(FN(cuCtxGetLimit)(&limit, 0));
+    EXPECT(limit == STACK);
+    /* A context, modules and events. */
+    CHECK(FN(nvsimTaken)(&taken));
+    EXPECT(taken <= (96 + 3 * 4) * MIB);
     CHECK(call("launch"));
     CHECK(FN(cuCtxSynchronize)());
     holds_in_each_word(memory_, BYTES, value_);

@@ -9,21 +9,26 @@
 //!
 //! A thread that comes to the door while the others are looked at means that the program is at work. So does one at the gate.
 
+mod stacks;
+
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use nvshare_client::Kind;
 use nvshare_client::session::Done;
 use nvshare_proto::MemoryMode;
 
+use self::stacks::Stacks;
 use super::{allocations, devices, exports, imports, physical};
 use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::blocked::Unseen;
+use crate::process::lock::lock;
 use crate::process::{config, host_memory, lifecycle, log, threads};
 use crate::work::captures;
+use crate::work::drain::Drain;
 use crate::work::gate::{self, door};
 
 /// The program's threads, and its calls that are under way, have this long to come to rest.
@@ -39,6 +44,8 @@ const CONTEXTS: u64 = 1 << 30;
 
 /// The process is off the card.
 static AWAY: AtomicBool = AtomicBool::new(false);
+/// What the contexts gave back before.
+static STACKS: Mutex<Stacks> = Mutex::new(Stacks::none());
 /// Finds the functions of the driver and of NVML that the program is linked to, and whose calls pass the door by.
 static LINKED: OnceLock<Linked> = OnceLock::new();
 type Linked = Box<dyn Fn() -> Vec<String> + Send + Sync>;
@@ -173,12 +180,13 @@ fn behind_the_door() -> Result<(), Stays> {
     gone
 }
 
-/// Waits until nobody is on the way from the door to the driver, or in a call that is counted.
+/// Waits until nobody is on the way from the door to the driver, or in a call that is counted, and until all work is complete.
 fn settle() -> Result<(), Stays> {
     let does_not_say =
         |error| Stays::for_good(format_args!("the kernel does not say what its threads do: {error}"));
     let begin = Instant::now();
     let mut unseen = Unseen::others().map_err(does_not_say)?;
+    let mut work = None;
     loop {
         if door::has_waiters() || gate::anybody_asleep() {
             return Err(Stays::now("it is at work"));
@@ -189,6 +197,8 @@ fn settle() -> Result<(), Stays> {
             "its memory is being freed or moved"
         } else if !unseen.look().map_err(does_not_say)? {
             "its threads are busy"
+        } else if work.get_or_insert_with(Drain::begin).poll() > 0 {
+            "work of it is under way"
         } else {
             return Ok(());
         };
@@ -202,6 +212,7 @@ fn settle() -> Result<(), Stays> {
 /// The driver's own steps.
 fn leave_cards() -> Result<(), Stays> {
     let Some(_way) = lifecycle::hold_off_exit_on_the_way() else { return Err(Stays::now("it ends")) };
+    let stacks = Stacks::give_back();
     let begin = Instant::now();
     let locked = driver::lock_process(PATIENCE).map_err(|error| Stays::refused("lock it", error));
     let lock_took = begin.elapsed();
@@ -215,6 +226,9 @@ fn leave_cards() -> Result<(), Stays> {
     ));
     if gone.is_err() {
         unlock();
+        stacks.take_again();
+    } else {
+        *lock(&STACKS) = stacks;
     }
     gone
 }
@@ -240,6 +254,7 @@ pub(super) fn come_back() -> Done {
         match several_times(driver::restore_process) {
             Ok(()) => {
                 unlock();
+                std::mem::replace(&mut *lock(&STACKS), Stacks::none()).take_again();
                 log::info(format_args!("the process is back, after {:.3} s", begin.elapsed().as_secs_f64()));
             }
             Err(error) => {
@@ -255,7 +270,7 @@ pub(super) fn come_back() -> Done {
 }
 
 /// A step that must not fail, as often as it may help.
-fn several_times(step: fn() -> Result<(), CUresult>) -> Result<(), CUresult> {
+fn several_times(step: impl Fn() -> Result<(), CUresult>) -> Result<(), CUresult> {
     let mut result = step();
     for _ in 1..TRIES {
         // A step that has been taken is not taken again.

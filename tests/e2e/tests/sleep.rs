@@ -8,13 +8,18 @@ use std::time::{Duration, Instant};
 use nvshare_harness::{Finished, PlayedScheduler, Program, Running, World, guest, wait_until};
 use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SLEEP, SchedulerMessage, Usage};
 
-const CARD: [(&str, &str); 4] =
-    [("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_CONTEXT", "96MiB"), ("NVSIM_MODULE", "4MiB")];
+const CARD: [(&str, &str); 5] = [
+    ("NVSIM_MEMORY", "1GiB"),
+    ("NVSIM_SCALE", "64"),
+    ("NVSIM_CONTEXT", "96MiB"),
+    ("NVSIM_STACKS", "8MiB"),
+    ("NVSIM_MODULE", "4MiB"),
+];
 /// MiB that are free on the card while nobody is on it but the one that asks.
-const ALL: u64 = 1024 - 96;
+const ALL: u64 = 1024 - 96 - 8;
 /// MiB at least that a guest takes of the card while all its memory that moves is on the host. The library's
 /// own kernel is a module, too.
-const CONTEXT: u64 = 100;
+const CONTEXT: u64 = 132;
 /// Room that the guest gets with each grant.
 const ROOM: u64 = 64 << 20;
 
@@ -348,9 +353,17 @@ fn who_stays_says_why_and_goes_on() {
     ];
     for (arguments, environment, answer) in cases {
         let mut sleeper = Sleeper::parked(arguments, environment);
-        assert_eq!(sleeper.sleep(), answer);
-        // The door is open again: no call waits, nor does the next order find it closed.
-        assert_eq!(sleeper.sleep(), answer);
+        // The door is open again after each: no call waits, nor does the next order find it closed.
+        for _ in 0..2 {
+            let mut said = sleeper.sleep();
+            // A thread that calls over and over may get no processor while it is looked at.
+            while said == Answer::Asleep && arguments.contains(&"calls") {
+                sleeper.until_wanted();
+                sleeper.wake();
+                said = sleeper.sleep();
+            }
+            assert_eq!(said, answer);
+        }
         sleeper.finish();
     }
 }

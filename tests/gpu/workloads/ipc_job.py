@@ -58,7 +58,7 @@ def driver():
     result, small_handle = exporter.give(small[1])
     say("small: handle, open", [result, (opened := other.open(small_handle))[0]])
     say("small: contents, neighbours", [other.look(opened[1]), exporter.look(small[0]), exporter.look(small[1]), exporter.look(small[2])])
-    result, c, _ = other.open(handle)
+    result, c, TIMES["open of 1 GiB by a process that has opened other memory"] = other.open(handle)
     before = exporter.free_memory()
     say("free of shared memory", exporter.free(a))
     say("importer after that", other.look(c))

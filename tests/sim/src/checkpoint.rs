@@ -6,8 +6,8 @@
 //! end the process. Memory that another process got by a descriptor stays. Managed memory, and memory of CUDA IPC, are refused.
 //! A restore that finds too little memory cannot be repeated: the process is lost, and each call says so.
 //!
-//! Measured of calls that wait are allocations, frees, copies, fills, functions of the host and the making of streams. Launches, and
-//! the other calls that give a stream work, are taken to be like them. A call that was not measured fails.
+//! Measured of calls that wait are allocations, frees, copies, fills, functions of the host and the making of streams. Launches,
+//! the other calls that give a stream work, and the setting of limits, are taken to be like them. A call that was not measured fails.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -43,6 +43,8 @@ struct State {
     /// Calls under way of those that a lock keeps waiting.
     under_way: usize,
     saved: Vec<Saved>,
+    /// Bytes that the last checkpoint took off the cards.
+    taken: u64,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
@@ -51,6 +53,7 @@ static STATE: Mutex<State> = Mutex::new(State {
     was_refused: false,
     under_way: 0,
     saved: Vec::new(),
+    taken: 0,
 });
 static CHANGED: Condvar = Condvar::new();
 
@@ -70,7 +73,8 @@ enum Manner {
 }
 
 fn manner(call: &str) -> Manner {
-    const WAIT: [&str; 17] = [
+    const WAIT: [&str; 18] = [
+        "cuCtxSetLimit",
         "cuMemAlloc",
         "cuMemFree",
         "cuMemcpy",
@@ -208,10 +212,16 @@ pub(crate) fn checkpoint(process: &Process, pid: i32) -> Result<(), Failure> {
         state.saved.extend(taken);
     }
     drop(tables);
+    state.taken = state.saved.len() as u64 * BLOCK;
     let rate = process.world.config().copy_out;
     transfer(process, &state.saved, Way::ToHost, rate);
     state.phase = Phase::Away;
     Ok(())
+}
+
+/// Bytes that the last checkpoint took off the cards.
+pub(crate) fn taken() -> u64 {
+    state().taken
 }
 
 /// Brings the process back to the cards, locked as before.

@@ -19,8 +19,9 @@ pub(crate) struct Config {
     pub(crate) visible: Vec<usize>,
     /// Bytes of each card.
     pub(crate) memory: u64,
-    /// Bytes of its card that a context takes, and a module.
+    /// Bytes of its card that a context takes, the stacks of its kernels for each KiB of their limit, and a module.
     pub(crate) context: u64,
+    pub(crate) stacks: u64,
     pub(crate) module: u64,
     /// A block of 2 MiB is this many times smaller in the stores.
     pub(crate) scale: u64,
@@ -113,7 +114,7 @@ impl Config {
     }
 
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
-    /// `NVSIM_CONTEXT`, `NVSIM_MODULE` (bytes), `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
+    /// `NVSIM_CONTEXT`, `NVSIM_STACKS`, `NVSIM_MODULE` (bytes), `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD` (a kind of calls, and a file: `out:/tmp/held`),
     /// `NVSIM_REFUSED_PEERS` and `NVSIM_LOST` (files),
     /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
@@ -145,6 +146,7 @@ impl Config {
             visible,
             memory: bytes("NVSIM_MEMORY", 16 * GIB),
             context: bytes("NVSIM_CONTEXT", 0),
+            stacks: bytes("NVSIM_STACKS", 0),
             module: bytes("NVSIM_MODULE", 0),
             scale: (number("NVSIM_SCALE", 64.0) as u64).clamp(1, 512).next_power_of_two(),
             to_device: number("NVSIM_TO_DEVICE", 12.0) * 1e9,

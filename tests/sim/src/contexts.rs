@@ -6,6 +6,7 @@ use crate::handles;
 use crate::memory::Allocation;
 use crate::objects::Context;
 use crate::process::{self, Bound, Failure, INVALID_CONTEXT, INVALID_VALUE, Process};
+use crate::stacks;
 use crate::stream::Point;
 use crate::tables::{Primary, Tables};
 use crate::world::Sort;
@@ -35,7 +36,7 @@ impl Process {
         if began {
             tables.meet(&legacy);
             drop(tables);
-            if let Err(failure) = self.occupy(gpu, self.world.config().context, id) {
+            if let Err(failure) = self.furnish(gpu, id) {
                 self.release_primary(device)?;
                 return Err(failure);
             }
@@ -87,6 +88,12 @@ impl Process {
         Ok(())
     }
 
+    /// A context takes its memory: what it always has, and that of its kernels' stacks.
+    fn furnish(&self, gpu: usize, context: u64) -> Result<(), Failure> {
+        self.occupy(gpu, self.world.config().context, context)?;
+        self.set_stacks(gpu, context, stacks::AT_FIRST)
+    }
+
     /// A context, or a module in it, takes memory of its card, as long as it lives. Returns where; `None`: it takes none.
     pub(crate) fn occupy(&self, gpu: usize, bytes: u64, context: u64) -> Result<Option<u64>, Failure> {
         if bytes == 0 {
@@ -105,7 +112,7 @@ impl Process {
         let handle = tables.add_context(gpu, None)?;
         let bound = tables.bind(handle)?;
         drop(tables);
-        if let Err(failure) = self.occupy(gpu, self.world.config().context, bound.context) {
+        if let Err(failure) = self.furnish(gpu, bound.context) {
             self.end_own(handle)?;
             return Err(failure);
         }

@@ -27,6 +27,7 @@ mod pool;
 mod process;
 mod ranges;
 mod sharing;
+mod stacks;
 mod stream;
 mod tables;
 mod vmm;

@@ -22,6 +22,7 @@ pub(crate) const DEINITIALIZED: i32 = 4;
 pub(crate) const INVALID_DEVICE: i32 = 101;
 pub(crate) const INVALID_CONTEXT: i32 = 201;
 pub(crate) const ECC_UNCORRECTABLE: i32 = 214;
+pub(crate) const UNSUPPORTED_LIMIT: i32 = 215;
 pub(crate) const PEER_UNSUPPORTED: i32 = 217;
 pub(crate) const OPERATING_SYSTEM: i32 = 304;
 pub(crate) const ILLEGAL_STATE: i32 = 401;

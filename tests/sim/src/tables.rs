@@ -10,6 +10,7 @@ use crate::objects::{Context, Event, Function, Module, Stream};
 use crate::pool::{Ordered, Pool};
 use crate::process::{self, Bound, CONTEXT_IS_DESTROYED, Failure, INVALID_CONTEXT};
 use crate::sharing::Shared;
+use crate::stacks::Stacks;
 use crate::stream::{Point, Work};
 use crate::vmm::Vmm;
 
@@ -55,6 +56,8 @@ pub(crate) struct Tables {
     pub(crate) host: BTreeMap<usize, (usize, u64, bool)>,
     /// Contexts that may reach the memory of a card that is not their own.
     pub(crate) peers: HashSet<(u64, u64)>,
+    /// The stacks of contexts that are no green ones.
+    pub(crate) stacks: HashMap<u64, Stacks>,
     pub(crate) pools: Handles<Pool>,
     pub(crate) pool: Ordered,
 }
@@ -80,6 +83,7 @@ impl Default for Tables {
             shared: Shared::default(),
             host: BTreeMap::new(),
             peers: HashSet::new(),
+            stacks: HashMap::new(),
             pools: Handles::of("memory pool"),
             pool: Ordered::default(),
         }
@@ -175,6 +179,7 @@ impl Tables {
         self.modules.end_those(|module| module.context == id);
         self.functions.end_those(|function| function.context == id);
         self.peers.retain(|&(from, to)| from != id && to != id);
+        self.stacks.remove(&id);
         let host: Vec<usize> = self.host.iter().filter(|(_, of)| of.1 == id).map(|(&base, _)| base).collect();
         for base in host {
             if let Some((_, _, true)) = self.host.remove(&base) {

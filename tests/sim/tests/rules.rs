@@ -105,6 +105,11 @@ rules! { memory:
 }
 
 #[test]
+fn the_stacks_of_kernels() {
+    holds("rules_checkpoint", "the_stacks_of_kernels", &[("NVSIM_STACKS", "8MiB")]);
+}
+
+#[test]
 fn other_drivers() {
     holds("rules_order", "without_events_of_contexts", &[("NVSIM_CTX_RECORD", "0")]);
     holds("rules_order", "a_first_launch_waits_for_host_functions", &[("CUDA_MODULE_LOADING", "EAGER")]);

@@ -22,5 +22,6 @@ api! {
     }
     fn cuCheckpointProcessCheckpoint(pid: c_int, _arguments: *const c_void) { status(process::get().and_then(|p| checkpoint::checkpoint(p, pid))) }
     fn cuCheckpointProcessRestore(pid: c_int, _arguments: *const c_void) { status(process::get().and_then(|p| checkpoint::restore(p, pid))) }
+    fn nvsimTaken(bytes: *mut u64) { unsafe { give(bytes, process::get().map(|_| checkpoint::taken())) } }
     fn cuCheckpointProcessUnlock(pid: c_int, _arguments: *const c_void) { status(checkpoint::unlock(pid)) }
 }

@@ -12,6 +12,7 @@ use crate::process::{
     self, Failure, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY,
     PEER_ALREADY_ENABLED, PEER_NOT_ENABLED, PEER_UNSUPPORTED, SUCCESS,
 };
+use crate::stacks;
 
 api! {
     fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) {
@@ -51,6 +52,12 @@ api! {
     fn cuCtxGetCurrent(context: *mut usize) { unsafe { give(context, process::get().map(|p| p.current_handle())) } }
     fn cuCtxGetDevice(device: *mut c_int) { unsafe { give(device, process::get().and_then(|p| Ok(p.ordinal_of(p.current_gpu()?)))) } }
     fn cuCtxSynchronize() { status(process::get().and_then(|p| p.synchronize_context())) }
+    fn cuCtxGetLimit(value: *mut usize, limit: c_int) {
+        unsafe { give(value, stacks::is_it(limit).and_then(|()| process::get()?.stack_limit())) }
+    }
+    fn cuCtxSetLimit(limit: c_int, value: usize) {
+        status(stacks::is_it(limit).and_then(|()| process::get()?.set_stack_limit(value)))
+    }
     fn cuCtxRecordEvent(context: usize, event: usize) {
         handles::before_looking();
         status(record_all(context, event))
