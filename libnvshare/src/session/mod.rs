@@ -37,6 +37,9 @@ use crate::work::gate;
 pub(crate) use wire::TenantPage;
 use wire::{End, Wire};
 
+/// Longest wait until an eviction that is foreseen is prepared for.
+const FORESIGHT_IS_LATE: Duration = Duration::from_millis(5);
+
 /// A process that the scheduler refuses asks it again after this time.
 const REFUSED_EVERY: Duration = Duration::from_secs(60);
 
@@ -115,6 +118,7 @@ fn run() {
             version: VERSION,
             broken: None,
             reconnects: false,
+            foresees_eviction: false,
             may_open_since: None,
         },
         next_attempt: Instant::now(),
@@ -149,9 +153,13 @@ struct Thread {
 
 impl Thread {
     /// Waits until something happens, and handles it.
+    ///
+    /// An eviction that was foreseen before the wait is prepared for at the end: this starts a thread, and nobody waits for it.
+    /// The scheduler, which may just have been told that the gate is open, runs sooner when this thread waits.
     fn turn(&mut self) {
         self.connect_if_due();
         let timeout = self.timeout();
+        let foresaw_eviction = self.library.foresees_eviction;
         let readable = wire::wait(self.library.wire.as_ref(), timeout);
         if readable {
             self.read();
@@ -168,6 +176,9 @@ impl Thread {
         }
         gate::forget_request();
         self.tell(Session::look);
+        if foresaw_eviction && std::mem::take(&mut self.library.foresees_eviction) {
+            swap::foresee_eviction();
+        }
     }
 
     /// Tells the session something, and then handles what happened to the connection meanwhile.
@@ -187,7 +198,8 @@ impl Thread {
         let reconnect =
             self.library.wire.is_none().then(|| self.next_attempt.saturating_duration_since(Instant::now()));
         let look = self.session.next_look(&self.library, self.begin.elapsed());
-        [look, reconnect].into_iter().flatten().min()
+        let foreseen = self.library.foresees_eviction.then_some(FORESIGHT_IS_LATE);
+        [look, reconnect, foreseen].into_iter().flatten().min()
     }
 
     fn connect_if_due(&mut self) {
@@ -373,6 +385,8 @@ struct Library {
     broken: Option<String>,
     /// Whether to connect again at once.
     reconnects: bool,
+    /// Whether memory will have to leave the card after this turn, and the host's memory for it is not prepared yet.
+    foresees_eviction: bool,
     /// When the lock was granted, or memory last came back under it: nothing else is waited for.
     may_open_since: Option<Instant>,
 }
@@ -442,6 +456,7 @@ impl Host for Library {
     }
 
     fn close_gate(&mut self) {
+        self.foresees_eviction = false;
         gate::close();
     }
 
@@ -454,9 +469,7 @@ impl Host for Library {
 
     fn bound(&mut self, in_flight: InFlight) {
         gate::bound(in_flight);
-        if in_flight == InFlight::Bounded {
-            swap::foresee_eviction();
-        }
+        self.foresees_eviction = in_flight == InFlight::Bounded;
     }
 
     fn is_nobody_inside(&self) -> bool {

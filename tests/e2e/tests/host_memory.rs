@@ -237,16 +237,24 @@ fn memory_of_the_host_goes_back_when_it_is_not_needed() {
     // At first 512 MiB for the program's memory; later 448 MiB that the program itself wants, 64, and one segment.
     let world = World::simulated(&[CARD, &[("NVSIM_MOST_LOCKED", "772MiB")]].concat());
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let job = under(&world, "host_memory_returns").start();
+    let job = under(&world, "host_memory_returns").env("NVSHARE_LOG", "debug").start();
     wait_until("the program has memory", || job.out().contains("has memory") || !job.lives());
     let args = "--memory 1000MiB --block 64MiB --kernel-us 500";
     let other =
         Program::workload(&world, "other", args).env("NVSIM_MOST_LOCKED", "2GiB").until_told().start();
     Scheduler::until_turns(&world, &[&job, &other], 4);
+    // As long as others wait, what is not needed also goes back when the next eviction is prepared for.
+    other.signal(libc::SIGKILL);
+    wait_until("nobody waits, and nothing is prepared for any more", || {
+        let said = job.log();
+        let last = said.lines().rev().find(|line| line.contains("received Waiters"));
+        let is_alone = last.is_some_and(|line| line.contains("waiting: false"));
+        !job.lives() || is_alone && job.threads("nvshare-pool") == 0
+    });
     world.wake();
     wait_until("the program has page-locked memory", || job.out().contains("page-locked") || !job.lives());
     world.stop();
-    other.finish().intact();
+    drop(other);
     let job = job.finish();
     assert!(job.status.success() && job.out.contains("right"), "{} {}", job.out, job.log);
     assert!(!job.log.contains(REFUSED), "{}", job.log);

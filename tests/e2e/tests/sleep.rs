@@ -248,12 +248,7 @@ fn a_thread_that_ends_while_it_is_asleep_calls_no_driver() {
     sleeper.until(|m| matches!(m, ClientMessage::Idle { .. }).then_some(()));
     sleeper.evict();
     assert_eq!(sleeper.sleep(), Answer::Asleep);
-    let tasks = format!("/proc/{}/task", sleeper.guest.pid());
-    let lives = || {
-        let tasks = std::fs::read_dir(&tasks).expect("its threads").flatten();
-        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
-        names.into_iter().any(|name| name.trim() == "launches")
-    };
+    let lives = || sleeper.guest.threads("launches") > 0;
     assert!(lives(), "it waits");
     sleeper.write("end", "");
     wait_until("it has ended", || !lives() || !sleeper.guest.lives());
