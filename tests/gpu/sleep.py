@@ -4,7 +4,7 @@
 sleep.py [calls] [many] [resting] [full] [neighbour] [cycles]; all by default, in about 700 s. Needs PyTorch, JAX, CuPy, Triton, CUDA 12.8 or later and `dist/` (cargo dist-local).
 Rows go to $OUT/rows.jsonl.
 """
-import array, random, statistics, threading
+import array, random, re, statistics, threading
 from harness import *
 
 FAILED = []
@@ -14,6 +14,11 @@ def used():
     """MiB that the card shows as used."""
     asked = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=60).stdout
     return int(asked.split()[0])
+
+
+def host_gib():
+    """GiB of the host that nothing uses."""
+    return int(re.search(r"MemAvailable: +(\d+)", open("/proc/meminfo").read())[1]) / (1 << 20)
 
 
 class Notebook:
@@ -102,15 +107,15 @@ def many(count=40):
         notebooks = [Notebook(f"many{i}", s) for i in range(count)]
         for n in notebooks:
             n.hear(), n.do("add")
-        before = used()
+        before, host = used(), host_gib()
         outs = [n.sleep() for n in notebooks]
-        asleep = used()
+        asleep, host = used(), host - host_gib()
         one = notebooks[0].do("item")
         begin = time.time()
         for n in notebooks[1:]:
             print("product", file=n.process.stdin, flush=True)
         rest = [n.hear() for n in notebooks[1:]]
-        row(scenario="many", notebooks=count, before_mib=before, asleep_mib=asleep, to_sleep_s=[round(f(o for o in outs if isinstance(o, float)), 2) for f in (min, statistics.median, max)], one_s=one.get("took"), one_all_s=one.get("all"), all_s=round(time.time() - begin, 2), right=[r["right"] for r in [one, *rest]].count(True), ended=[n.end() for n in notebooks].count(0))
+        row(scenario="many", notebooks=count, before_mib=before, asleep_mib=asleep, host_gib=round(host, 1), to_sleep_s=[round(f(o for o in outs if isinstance(o, float)), 2) for f in (min, statistics.median, max)], one_s=one.get("took"), one_all_s=one.get("all"), all_s=round(time.time() - begin, 2), right=[r["right"] for r in [one, *rest]].count(True), ended=[n.end() for n in notebooks].count(0))
         check(all(r.get("right") for r in [one, *rest]) and all(isinstance(o, float) for o in outs), ("many", outs, one, rest))
 
 

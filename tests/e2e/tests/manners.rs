@@ -41,6 +41,24 @@ fn a_program_without_cuda_gets_no_thread_and_no_socket() {
     assert!(Scheduler::status(&world).clients.is_empty());
 }
 
+/// With more threads the kernel takes many milliseconds for that, and the program's first allocation would wait.
+#[test]
+fn the_kernel_is_asked_for_fences_before_a_program_has_threads() {
+    let world = World::simulated(&[]);
+    let fence = format!(
+        "import ctypes; raise SystemExit(ctypes.CDLL(None).syscall({}, {}, 0, 0))",
+        libc::SYS_membarrier,
+        libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED
+    );
+    let ended = |library: &str| {
+        let mut python = Command::new("python3");
+        python.args(["-c", &fence]).env("LD_PRELOAD", library).env("NVSHARE_SOCKET", world.socket());
+        python.status().expect("python3 runs").success()
+    };
+    assert!(!ended(""), "the kernel answers a process that has not asked");
+    assert!(ended(&Artifacts::get().library.to_string_lossy()));
+}
+
 #[test]
 fn the_library_never_writes_to_standard_output_and_survives_closed_streams() {
     let world = World::simulated(&[("NVSIM_MEMORY", "1GiB")]);
