@@ -185,6 +185,19 @@ class Side:
         for descriptor in descriptors:
             os.close(descriptor)
 
+    def also(self, device, peers=True):
+        """Makes a context of one more device current; with peer access both ways, unless it says otherwise."""
+        before, context = c_void_p(), c_void_p()
+        result = [call("cuCtxGetCurrent", byref(before)), call("cuDevicePrimaryCtxRetain", byref(context), device)]
+        if peers:
+            result += [call("cuCtxEnablePeerAccess", context, 0), call("cuCtxSetCurrent", context), call("cuCtxEnablePeerAccess", before, 0)]
+        return result + [call("cuCtxSetCurrent", context)]
+
+    def no_peer(self, device):
+        """The current context may not reach the memory of a device's primary context any more."""
+        context = c_void_p()
+        return [call("cuDevicePrimaryCtxRetain", byref(context), device), call("cuCtxDisablePeerAccess", context)]
+
     def peer(self, other):
         can, context = c_int(), c_void_p()
         call("cuDeviceCanAccessPeer", byref(can), 0, other)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Memory that is shared. ipc_job.py NAME driver|torch|ranges [GIB]: answers of the driver's API about CUDA IPC, PyTorch's multiprocessing, dma-bufs.
+"""Memory that is shared. ipc_job.py NAME driver|torch|ranges|cards [GIB]: answers of the driver's API about CUDA IPC, PyTorch's multiprocessing, dma-bufs.
 
 Prints one line of JSON: each question with its answer, and times in ms. GIB: memory that is not shared and has to keep its contents.
 """
@@ -86,6 +86,51 @@ def driver():
     say("100 times open and close", [len(opens), result, closed])
     TIMES["open and close of 2 MiB, with the pipe"] = sorted(opens)[len(opens) // 2]
     for one in (other, importer):
+        one.end()
+    tell()
+
+
+def cards():
+    """Memory of card 0, opened by processes that use card 1, or both. Each fill is by the context that is current."""
+    from ipc_probe import MIB, Remote, Side
+    over, both, late = Remote(), Remote(), Remote()
+    exporter = Side()
+    exporter.start(0), over.start(1), both.start(0), late.start(0)
+    say, size = ANSWERS.__setitem__, 64 * MIB
+    _, a = exporter.allocate(size)
+    exporter.fill(a, size, 7)
+    _, handle = exporter.give(a)
+    result, b, TIMES["open of 64 MiB on the other card"] = over.open(handle)
+    say("open on the other card", [result, over.look(b), over.look(b + size - 1)])
+    say("it fills, the exporter looks", [over.fill(b, size, 8), exporter.look(a), exporter.look(a + size - 1)])
+    result, c, _ = both.open(handle)
+    say("open on its card", [result, both.look(c)])
+    say("then a context of the other card", both.also(1))
+    say("it fills by that", both.fill(c, size, 9)[0])
+    exporter.fill(a, size, 9)
+    _, g = both.allocate(MIB)
+    say("it copies by that", [both.copy(g, c, MIB)[0], both.look(g), both.copy(c + MIB, g, MIB)[0]])
+    say("then no access, and anew", [both.no_peer(0), both.also(0, peers=False)])
+    say("it fills by the first", [both.fill(c, size, 10), exporter.look(a)])
+    say("contexts of both cards", late.also(1))
+    result, d, _ = late.open(handle)
+    say("open on the other card where both are peers", [result, late.look(d), late.fill(d, size, 11), exporter.look(a)])
+    _, f = exporter.allocate(size)
+    exporter.fill(f, size, 5)
+    late.also(0, peers=False)
+    result, h, _ = late.open(exporter.give(f)[1])
+    late.also(1, peers=False)
+    say("open on its card where both are peers", [result, late.look(h)])
+    say("the other one fills by itself", late.fill(h, size, 6)[0])
+    say("it copies", late.copy(d, h, MIB)[0])
+    say("the exporter's other card", exporter.also(1))
+    say("it fills by that one", [exporter.fill(a, size, 12), over.look(b), both.look(c), late.look(d)])
+    _, e = exporter.allocate(size)
+    result, other = exporter.give(e)
+    say("memory of the other card", [result, exporter.fill(e, size, 13), (opened := both.open(other))[0], both.look(opened[1]), (on_its := over.open(other))[0], over.look(on_its[1])])
+    say("closed", [over.close(b), both.close(c), late.close(d), late.close(h), both.close(opened[1]), over.close(on_its[1])])
+    # Each one has the sockets of those before it.
+    for one in (late, both, over):
         one.end()
     tell()
 
@@ -201,6 +246,8 @@ def ranges(gib):
 if __name__ == "__main__":
     if sys.argv[2] == "driver":
         driver()
+    elif sys.argv[2] == "cards":
+        cards()
     elif sys.argv[2] == "ranges":
         ranges(int(sys.argv[3]) if len(sys.argv) > 3 else 1)
     else:
