@@ -44,7 +44,7 @@ const CONTEXTS: u64 = 1 << 30;
 
 /// The process is off the card.
 static AWAY: AtomicBool = AtomicBool::new(false);
-/// What the contexts gave back before.
+/// The stacks that the contexts gave back before.
 static STACKS: Mutex<Stacks> = Mutex::new(Stacks::none());
 /// Finds the functions of the driver and of NVML that the program is linked to, and whose calls pass the door by.
 static LINKED: OnceLock<Linked> = OnceLock::new();
@@ -180,7 +180,7 @@ fn behind_the_door() -> Result<(), Stays> {
     gone
 }
 
-/// Waits until nobody is on the way from the door to the driver, or in a call that is counted, and until all work is complete.
+/// Waits until nobody is on the way from the door to the driver, or in a call that is counted. All work is complete then.
 fn settle() -> Result<(), Stays> {
     let does_not_say =
         |error| Stays::for_good(format_args!("the kernel does not say what its threads do: {error}"));

@@ -18,7 +18,8 @@ pub(crate) struct Stacks {
     memory: Option<u64>,
 }
 
-pub(crate) fn is_it(limit: c_int) -> Result<(), Failure> {
+/// An error: it is another limit.
+pub(crate) fn check(limit: c_int) -> Result<(), Failure> {
     if limit == STACK_SIZE { Ok(()) } else { Err(UNSUPPORTED_LIMIT) }
 }
 

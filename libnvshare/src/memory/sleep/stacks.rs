@@ -1,8 +1,9 @@
 //! The card's memory for the stacks of kernels, which a process gives back before it leaves its cards.
 //!
-//! A context has it for as many threads as its card can run at once: on an H200 264 MiB for the usual limit of one KiB, and as much
-//! more once a kernel has needed more. The driver's checkpoint would copy it. A limit of zero gives it back in some 0.5 ms, and the
-//! checkpoint then takes 0.23 s where it took 0.75 s (measured with 4 KiB; `tests/gpu/probes/stack_limit_probe.cu`).
+//! A context has it for as many threads as its card can run at once. On an H200 that is 264 MiB for each KiB of the limit, which is
+//! one KiB at first. The limit grows with the kernel that needs most. The driver's checkpoint would copy this memory. A limit of
+//! zero gives it back in some 0.5 ms. With 4 KiB, the checkpoint then takes 0.23 s instead of 0.75 s (measured;
+//! `tests/gpu/probes/stack_limit_probe.cu`).
 //!
 //! The driver waits for a context's work when its limit changes. So all work has to be complete before, and no call of the program
 //! may be under way, as it would find the other limit.

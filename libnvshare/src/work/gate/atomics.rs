@@ -13,7 +13,8 @@ fn membarrier(command: i32) -> bool {
 }
 
 /// Asks the kernel for its fences when the library is loaded. In a process with one thread that takes a microsecond. Later the kernel
-/// waits until all its processors have switched (5 to 28 ms, measured on an H200's host), and the first allocation would wait with it.
+/// waits until all its processors have switched. That takes 5 to 28 ms (measured on an H200's host), and the first allocation would
+/// wait for it.
 // SAFETY: the loader calls what this section points to, before `main`. The function needs nothing that is set up later.
 #[used]
 #[unsafe(link_section = ".init_array")]

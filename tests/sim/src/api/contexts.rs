@@ -53,10 +53,10 @@ api! {
     fn cuCtxGetDevice(device: *mut c_int) { unsafe { give(device, process::get().and_then(|p| Ok(p.ordinal_of(p.current_gpu()?)))) } }
     fn cuCtxSynchronize() { status(process::get().and_then(|p| p.synchronize_context())) }
     fn cuCtxGetLimit(value: *mut usize, limit: c_int) {
-        unsafe { give(value, stacks::is_it(limit).and_then(|()| process::get()?.stack_limit())) }
+        unsafe { give(value, stacks::check(limit).and_then(|()| process::get()?.stack_limit())) }
     }
     fn cuCtxSetLimit(limit: c_int, value: usize) {
-        status(stacks::is_it(limit).and_then(|()| process::get()?.set_stack_limit(value)))
+        status(stacks::check(limit).and_then(|()| process::get()?.set_stack_limit(value)))
     }
     fn cuCtxRecordEvent(context: usize, event: usize) {
         handles::before_looking();
