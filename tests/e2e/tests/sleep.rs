@@ -439,6 +439,23 @@ fn a_process_that_cannot_come_back_gets_the_drivers_errors() {
     assert!(finished.log.contains("it is lost: CUDA error 2"), "{}", finished.log);
 }
 
+/// Its calls would wait for a way back that there is no more.
+#[test]
+fn a_program_whose_card_is_lost_meanwhile_gets_the_cards_error() {
+    for call in ["alloc", "event_query"] {
+        let mut sleeper = Sleeper::parked(&[call], &[]);
+        assert_eq!(sleeper.sleep(), Answer::Asleep);
+        sleeper.write("lost", "214 0");
+        sleeper.write("go", "");
+        sleeper.until_wanted();
+        sleeper.say(SchedulerMessage::Wake);
+        let finished = sleeper.guest.finish();
+        assert!(!finished.status.success(), "{finished:?}");
+        assert!(finished.log.contains("it is lost: CUDA error 214"), "{}", finished.log);
+        assert!(finished.log.contains(": 214\n"), "{call}: {}", finished.log);
+    }
+}
+
 #[test]
 fn a_scheduler_that_dies_leaves_it_asleep_until_a_call_waits() {
     let mut sleeper = Sleeper::parked(&["event_query"], &[]);

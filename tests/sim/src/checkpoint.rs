@@ -4,7 +4,8 @@
 //! A lock waits for the work that runs, and for functions of the host; then calls that use a card wait for the unlock. A checkpoint
 //! takes what the process has on the cards to its own memory. While it is away, some calls wait, some answer, some fail, and four
 //! end the process. Memory that another process got by a descriptor stays. Managed memory, and memory of CUDA IPC, are refused.
-//! A restore that finds too little memory cannot be repeated: the process is lost, and each call says so.
+//! A restore that finds too little memory cannot be repeated: the process is lost, and each call says so. That a lost card's error comes
+//! before all of this was not measured.
 //!
 //! Measured of calls that wait are allocations, frees, copies, fills, functions of the host and the making of streams. Launches,
 //! the other calls that give a stream work, and the setting of limits, are taken to be like them. A call that was not measured fails.
@@ -138,7 +139,12 @@ pub(crate) fn begin(call: &str) -> Result<Call, Failure> {
         manner == Manner::Waits && (state.is_locking || matches!(state.phase, Phase::Locked | Phase::Away))
     };
     while waits(&state) {
-        state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
+        process::look_at_card(call)?;
+        let waited = CHANGED.wait_timeout(state, Duration::from_millis(10));
+        (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+    }
+    if state.phase != Phase::Running {
+        process::look_at_card(call)?;
     }
     match (state.phase, manner) {
         (Phase::Lost, _) | (Phase::Away, Manner::Fails) => return Err(OPERATING_SYSTEM),
