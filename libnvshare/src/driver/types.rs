@@ -219,8 +219,8 @@ const _: () = assert!(size_of::<CUmemAllocationProp>() == 32 && size_of::<CUmemA
 /// The legacy default stream's explicit handle.
 pub(crate) const CU_STREAM_LEGACY: usize = 1;
 /// The calling thread's default stream's explicit handle.
-pub(crate) const CU_LIMIT_STACK_SIZE: c_int = 0;
 pub(crate) const CU_STREAM_PER_THREAD: usize = 2;
+pub(crate) const CU_LIMIT_STACK_SIZE: c_int = 0;
 pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const CU_STREAM_CAPTURE_STATUS_NONE: c_int = 0;
 pub(crate) const CU_STREAM_CAPTURE_MODE_RELAXED: c_int = 2;

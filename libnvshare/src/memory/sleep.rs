@@ -224,17 +224,16 @@ fn leave_cards() -> Result<(), Stays> {
         lock_took.as_secs_f64(),
         (begin.elapsed() - lock_took).as_secs_f64()
     ));
-    if gone.is_err() {
-        unlock();
-        stacks.take_again();
-    } else {
+    if gone.is_ok() {
         *lock(&STACKS) = stacks;
+    } else if unlock() {
+        stacks.take_again();
     }
     gone
 }
 
-/// Lets the program's calls go on. A process that is not locked refuses that.
-fn unlock() {
+/// Lets the program's calls go on. A process that is not locked refuses that. False: it is still locked, and calls of the driver may wait.
+fn unlock() -> bool {
     let unlocked = several_times(driver::unlock_process);
     if let Err(error) =
         unlocked.or_else(|error| if error == CUresult::ILLEGAL_STATE { Ok(()) } else { Err(error) })
@@ -242,7 +241,9 @@ fn unlock() {
         log::error(format_args!(
             "the driver does not unlock the process, whose calls may wait for ever: {error:?}"
         ));
+        return false;
     }
+    true
 }
 
 /// Brings the process back to the card. If the driver cannot, the process is lost, and each of its calls gets the driver's error.
@@ -253,8 +254,10 @@ pub(super) fn come_back() -> Done {
     {
         match several_times(driver::restore_process) {
             Ok(()) => {
-                unlock();
-                std::mem::replace(&mut *lock(&STACKS), Stacks::none()).take_again();
+                let stacks = std::mem::replace(&mut *lock(&STACKS), Stacks::none());
+                if unlock() {
+                    stacks.take_again();
+                }
                 log::info(format_args!("the process is back, after {:.3} s", begin.elapsed().as_secs_f64()));
             }
             Err(error) => {

@@ -43,7 +43,7 @@ impl Process {
         Ok(tables.stacks.get(&context).map_or(AT_FIRST, |stacks| stacks.limit))
     }
 
-    /// Sets the limit of the current context, whose work is waited for.
+    /// Sets the limit of the current context. That its work is waited for was not measured.
     pub(crate) fn set_stack_limit(&self, limit: usize) -> Result<(), Failure> {
         self.synchronize_context()?;
         let (gpu, context) = {

@@ -5,7 +5,7 @@
 //! zero gives it back in some 0.5 ms. With 4 KiB, the checkpoint then takes 0.23 s instead of 0.75 s (measured;
 //! `tests/gpu/probes/stack_limit_probe.cu`).
 //!
-//! The driver waits for a context's work when its limit changes. So all work has to be complete before, and no call of the program
+//! The driver may wait for a context's work when its limit changes (not measured). So all work has to be complete before, and no call of the program
 //! may be under way, as it would find the other limit.
 
 use std::sync::Arc;
