@@ -348,7 +348,7 @@ impl<T: TenantQuota> Account<T> {
     /// Gives up to `bytes` of unused room to the eviction that is under way; returns how many.
     pub fn evict_unused(&mut self, bytes: u64) -> u64 {
         let taken = bytes.min(self.unused_room());
-        self.room -= taken.cast_signed();
+        self.part_with(taken);
         self.made += taken;
         taken
     }
@@ -389,8 +389,16 @@ impl<T: TenantQuota> Account<T> {
 
     fn take_unused_but(&mut self, stays: u64, bytes: u64) -> u64 {
         let taken = bytes.min(self.unused_room().saturating_sub(stays));
-        self.room -= taken.cast_signed();
+        self.part_with(taken);
         taken
+    }
+
+    /// Unused room goes back to the scheduler. Waiting allocations that have counted on it lack it too from now on.
+    fn part_with(&mut self, room: u64) {
+        self.room -= room.cast_signed();
+        if self.needs > 0 {
+            self.needs += room;
+        }
     }
 
     /// Unused room that no waiting allocation is about to take.

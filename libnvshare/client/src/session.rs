@@ -356,11 +356,20 @@ impl Session {
         }
     }
 
-    /// Tells the scheduler the news of each device: usage, needs, and room that is not needed.
+    /// Tells the scheduler the news of each device: room that is not needed, usage, and needs.
     fn tell_needs<H: Host>(&mut self, host: &mut H) {
         if !host.is_connected() {
             return;
         }
+        let keep = match &self.machine {
+            machine if machine.is_running() => |_: &Account<H::TenantQuota>| MAX_UNUSED,
+            machine if machine.is_parked() => |_: &Account<H::TenantQuota>| 0,
+            // The room is for memory that comes back.
+            machine if machine.is_next() => Account::absent,
+            _ => |_: &Account<H::TenantQuota>| u64::MAX,
+        };
+        return_unused(host, keep);
+        // The scheduler takes what is lacking for the rest of what is needed beside the room that it knows of.
         for gpu in host.used() {
             let Some(account) = host.account(gpu) else { continue };
             let lacking = account.lacking();
@@ -376,14 +385,6 @@ impl Session {
                 }
             }
         }
-        let keep = match &self.machine {
-            machine if machine.is_running() => |_: &Account<H::TenantQuota>| MAX_UNUSED,
-            machine if machine.is_parked() => |_: &Account<H::TenantQuota>| 0,
-            // The room is for memory that comes back.
-            machine if machine.is_next() => Account::absent,
-            _ => |_: &Account<H::TenantQuota>| u64::MAX,
-        };
-        return_unused(host, keep);
     }
 
     /// The scheduler knows that this much is lacking on a device. Returns whether this is news.

@@ -164,7 +164,9 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         }
         Operation::EvictUnused(bytes) => {
             let before = account.unused_room();
-            assert_eq!(account.evict_unused(bytes), bytes.min(before));
+            let taken = bytes.min(before);
+            assert_eq!(account.evict_unused(bytes), taken);
+            model.parts_with(taken);
         }
         Operation::Lose(bytes) => {
             account.lose(bytes);
@@ -188,6 +190,7 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
             let taken = if coming_back { account.take_spare(bytes) } else { account.take_unused(bytes) };
             assert_eq!(taken, expected);
             model.granted -= i128::from(expected);
+            model.parts_with(expected);
         }
         Operation::Reserve(reserve) => {
             account.set_reserve(reserve);

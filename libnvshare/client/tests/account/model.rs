@@ -112,6 +112,13 @@ impl Model {
         (many > 0).then(|| self.allocations.swap_remove(which % many))
     }
 
+    /// Room goes back that waiting allocations have counted on.
+    pub(crate) fn parts_with(&mut self, room: u64) {
+        if self.needs > 0 {
+            self.needs += room;
+        }
+    }
+
     /// A refused or postponed allocation changes nothing.
     pub(crate) fn assert_unchanged(&self, before: &Account<Shared>, after: &Account<Shared>) {
         assert_eq!(format!("{before:?}"), format!("{after:?}"));

@@ -1,11 +1,11 @@
 //! Worlds that random tests found, each when the core or its clients had a defect.
 
-use nvshare_client::account::DeviceFacts;
-use nvshare_client::{Done, MoverOrder, Session};
+use nvshare_client::account::{Account, DeviceFacts};
+use nvshare_client::{Admission, Caller, Done, Kind, MoverOrder, Session};
 use nvshare_core::Gang;
 use nvshare_proto::{
-    ClientMessage, ComputeLimit, Enforcement, Epoch, GpuUuid, InitialState, MemoryMode, SchedulerMessage,
-    TenantSettings, VERSION, Wishes,
+    Amount, ClientMessage, ComputeLimit, Enforcement, Epoch, GpuUuid, InitialState, MemoryMode,
+    SchedulerMessage, TenantSettings, VERSION, Wishes,
 };
 
 use crate::library::{GateState, Library};
@@ -240,4 +240,37 @@ fn a_thread_that_slept_while_the_gate_was_open_asks_again() {
     let idle = library.said.iter().position(|said| *said == ClientMessage::Idle { epoch });
     let asks = library.said.iter().rposition(|said| *said == ClientMessage::ReqLock);
     assert!(idle.is_some() && idle < asks, "{:?}", library.said);
+}
+
+/// It has some of its room already, and that goes back, as the process is parked. If the rest came alone, that would go back too.
+#[test]
+fn an_allocation_whose_room_goes_back_while_it_waits_asks_for_all_of_it() {
+    const MIB: u64 = 1 << 20;
+    let terms =
+        DeviceFacts { gpu: gpu(0), total: CAPACITY, limit: None, is_of_seat: false, oversubscribe: false };
+    let mut library = Library::new([terms].into_iter());
+    let mut session = Session::new(MS(0));
+    library.is_connected = true;
+    session.register(&mut library, VERSION, MS(0));
+    let room = |mib| SchedulerMessage::Room(Amount { gpu: gpu(0), bytes: mib * MIB });
+    let registered = SchedulerMessage::Registered { client: 1, hold: InitialState::Parked };
+    session.hear(&mut library, registered, MS(1));
+    library.devices[0].update(|account| account.set_capacity(CAPACITY));
+    // Another allocation has asked for 30 MiB, and does not take it.
+    library.devices[0].update(|account| account.begin_waiting(30 * MIB));
+    session.look(&mut library, MS(1));
+    session.hear(&mut library, room(30), MS(2));
+    library.devices[0].update(Account::abandon_waiting);
+    let admit = |account: &mut Account<_>| account.admit(140 * MIB, Kind::ManagedPool, Caller::OutsideGate);
+    assert_eq!(library.devices[0].update(admit), Ok(Admission::Lacks(110 * MIB)));
+    library.devices[0].update(|account| account.begin_waiting(110 * MIB));
+    library.said.clear();
+    session.look(&mut library, MS(3));
+    let said = |what: ClientMessage| library.said.iter().position(|said| *said == what);
+    let back = said(ClientMessage::Room(Amount { gpu: gpu(0), bytes: 30 * MIB }));
+    let asks = said(ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 140 * MIB }));
+    assert!(back.is_some() && back < asks, "{:?}", library.said);
+    session.hear(&mut library, room(140), MS(4));
+    session.look(&mut library, MS(4));
+    assert_eq!(library.devices[0].update(admit), Ok(Admission::Charged(140 * MIB)));
 }
