@@ -202,6 +202,25 @@ static void what_is_refused(void) {
     }
 }
 
+/* The driver takes a process that has a pool of managed memory, and cannot bring it back. */
+static void a_pool_of_managed_memory(void) {
+    int of_managed[32] = {2, 0, 1, 0}, card[2] = {1, 0};
+    void *pool;
+    begin();
+    CHECK(FN(cuMemPoolCreate)(&pool, of_managed));
+    CHECK(FN(cuMemPoolDestroy)(pool));
+    go();
+    come_back();
+    CHECK(FN(cuMemGetDefaultMemPool)(&pool, card, 1));
+    go();
+    come_back();
+    CHECK(FN(cuMemGetDefaultMemPool)(&pool, card, 2));
+    go();
+    for (int i = 0; i < 2; i++) EXPECT(checkpoint("Restore") == 304);
+    EXPECT(checkpoint("Unlock") == 401);
+    EXPECT(state() == 2);
+}
+
 static void memory_of_a_descriptor_stays(void) {
     struct { int type, handles, place, device; void *windows; char flags[8]; } properties = {1, 1, 1, 0, NULL, {0}};
     uint64_t physical;
@@ -294,5 +313,5 @@ static void the_stacks_of_kernels(void) {
     EXPECT(ask('f') == before);
 }
 
-RULES(RULE(a_process_goes_and_comes_back), RULE(a_lock_waits_for_work), RULE(calls_of_a_locked_process), RULE(calls_of_a_process_that_is_away), RULE(what_is_refused), RULE(the_stacks_of_kernels),
+RULES(RULE(a_process_goes_and_comes_back), RULE(a_lock_waits_for_work), RULE(calls_of_a_locked_process), RULE(calls_of_a_process_that_is_away), RULE(what_is_refused), RULE(a_pool_of_managed_memory), RULE(the_stacks_of_kernels),
       RULE(memory_of_a_descriptor_stays), RULE(a_restore_without_room), RULE(the_order_of_the_calls), RULE(a_process_ends_while_it_is_away))

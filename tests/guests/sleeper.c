@@ -152,6 +152,15 @@ static void first(const char *what) {
         char described[104] = {1};
         CHECK(FN(cuImportExternalMemory)(&external, described));
     }
+    if (!strcmp(what, "frees_in_order")) {
+        CHECK(FN(cuMemAllocAsync)(&base, (size_t)MIB, NULL));
+        CHECK(FN(cuMemFreeAsync)(base, NULL));
+    }
+    void *pool;
+    int of_managed[32] = {2, 0, 1, 0}, card[2] = {1, 0};
+    if (!strcmp(what, "makes_pool")) CHECK(FN(cuMemPoolCreate)(&pool, of_managed));
+    if (!strcmp(what, "finds_pool")) CHECK(FN(cuMemGetDefaultMemPool)(&pool, card, 2));
+    if (!strcmp(what, "finds_current_pool")) CHECK(FN(cuMemGetMemPool)(&pool, card, 2));
     if (!strcmp(what, "spins")) CHECK(pthread_create(&thread, NULL, spin, NULL));
     if (!strcmp(what, "calls")) CHECK(pthread_create(&thread, NULL, call_over_and_over, NULL));
     if (!strcmp(what, "ends")) {

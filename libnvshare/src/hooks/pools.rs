@@ -55,6 +55,10 @@ pub(crate) unsafe fn create(
     if result == CUresult::SUCCESS {
         // SAFETY: the driver accepted both.
         let (pool, device) = unsafe { (*pool, device_of_properties(properties)) };
+        // SAFETY: the driver has read them.
+        if unsafe { (*properties.cast::<PoolProperties>()).properties.kind } == pools::MANAGED {
+            pools::note_managed();
+        }
         pools::enter(pool, Pool { device: device.map(|device| device.ordinal), kind: Kind::PlainPool });
     }
     result
@@ -124,6 +128,15 @@ unsafe fn device_at(location: *const CUmemLocation, kind: c_int) -> Option<&'sta
     (kind == PINNED && location.kind == CU_MEM_LOCATION_TYPE_DEVICE).then(|| device_of(location.id)).flatten()
 }
 
+/// Asks the driver for a pool of its own of this kind. It makes a managed one at the first such call (measured).
+fn of_kind(kind: c_int, ask: impl FnOnce() -> CUresult) -> CUresult {
+    let result = ask();
+    if result == CUresult::SUCCESS && kind == pools::MANAGED {
+        pools::note_managed();
+    }
+    result
+}
+
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn default_at(
@@ -134,7 +147,9 @@ pub(crate) unsafe fn default_at(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     unsafe {
-        instead(device_at(location, kind).and_then(pools::stand_in), pool, || real(pool, location, kind))
+        instead(device_at(location, kind).and_then(pools::stand_in), pool, || {
+            of_kind(kind, || real(pool, location, kind))
+        })
     }
 }
 
@@ -148,7 +163,9 @@ pub(crate) unsafe fn current_at(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     unsafe {
-        instead(device_at(location, kind).and_then(pools::current), pool, || real(pool, location, kind))
+        instead(device_at(location, kind).and_then(pools::current), pool, || {
+            of_kind(kind, || real(pool, location, kind))
+        })
     }
 }
 

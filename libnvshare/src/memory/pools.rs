@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::allocations::Kind;
 use super::devices::Device;
@@ -21,7 +22,7 @@ use crate::process::lock::lock;
 use crate::process::log;
 
 /// `CU_MEM_ALLOCATION_TYPE_MANAGED`
-const MANAGED: c_int = 2;
+pub(crate) const MANAGED: c_int = 2;
 
 /// A pool that was created.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +37,8 @@ pub(crate) struct Pool {
 static POOLS: Mutex<BTreeMap<usize, Pool>> = Mutex::new(BTreeMap::new());
 /// The pool that stands for each device's default pool. `None`: there is none.
 static STAND_INS: Mutex<BTreeMap<CUdevice, Option<usize>>> = Mutex::new(BTreeMap::new());
+/// The process has had a managed pool, the library's, the program's or the driver's. The library's and the driver's do not end.
+static HAS_MANAGED: AtomicBool = AtomicBool::new(false);
 /// The current pool of each device, as the program has set it. The driver has one current pool for each kind of memory, and
 /// `cuMemAllocAsync` uses the one for device memory (measured). So managed pools have to be kept here.
 static CURRENT: Mutex<BTreeMap<CUdevice, usize>> = Mutex::new(BTreeMap::new());
@@ -61,7 +64,20 @@ pub(crate) fn may_be_managed(device: &Device) -> bool {
 }
 
 pub(crate) fn enter(handle: CUmemoryPool, pool: Pool) {
+    if pool.kind == Kind::ManagedPool {
+        note_managed();
+    }
     lock(&POOLS).insert(handle.0 as usize, pool);
+}
+
+/// Notes that the driver has made a managed pool.
+pub(crate) fn note_managed() {
+    HAS_MANAGED.store(true, Ordering::SeqCst);
+}
+
+/// Whether the process has had a managed pool.
+pub(crate) fn has_managed() -> bool {
+    HAS_MANAGED.load(Ordering::SeqCst)
 }
 
 /// A pool by its handle. `None`: the program did not create it, so it is a default pool.

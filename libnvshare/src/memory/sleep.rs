@@ -21,7 +21,7 @@ use nvshare_client::session::Done;
 use nvshare_proto::MemoryMode;
 
 use self::stacks::Stacks;
-use super::{allocations, devices, exports, imports, physical};
+use super::{allocations, devices, exports, imports, physical, pools};
 use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::blocked::Unseen;
@@ -138,6 +138,10 @@ fn check_now() -> Result<(), Stays> {
     // They would reach memory that the driver is about to replace, or whose copy it brings back later.
     if physical::is_reached() {
         return Err(Stays::for_good("others reach its memory, or it reaches theirs"));
+    }
+    // The driver takes such a process off the card and cannot bring it back: the restore answers 304 (measured).
+    if pools::has_managed() {
+        return Err(Stays::for_good("it has a pool of managed memory"));
     }
     // The memory that does not move is on the card, and the driver copies it.
     let stays = devices::all().map(|device| device.account().charged()).sum();

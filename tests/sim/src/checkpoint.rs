@@ -4,8 +4,8 @@
 //! A lock waits for the work that runs, and for functions of the host; then calls that use a card wait for the unlock. A checkpoint
 //! takes what the process has on the cards to its own memory. While it is away, some calls wait, some answer, some fail, and four
 //! end the process. Memory that another process got by a descriptor stays. Managed memory, and memory of CUDA IPC, are refused.
-//! A restore that finds too little memory cannot be repeated: the process is lost, and each call says so. That a lost card's error comes
-//! before all of this was not measured.
+//! A restore that finds too little memory cannot be repeated: the process is lost, and each call says so. A process that has a pool of
+//! managed memory, even an empty one, is taken, and no restore succeeds. That a lost card's error comes before all of this was not measured.
 //!
 //! Measured of calls that wait are allocations, frees, copies, fills, functions of the host and the making of streams. Launches,
 //! the other calls that give a stream work, and the setting of limits, are taken to be like them. A call that was not measured fails.
@@ -236,6 +236,9 @@ pub(crate) fn restore(process: &Process, pid: i32) -> Result<(), Failure> {
     let mut state = state();
     if state.phase != Phase::Away {
         return Err(ILLEGAL_STATE);
+    }
+    if process.tables().pools.values().any(|pool| pool.managed) {
+        return Err(OPERATING_SYSTEM);
     }
     let saved = std::mem::take(&mut state.saved);
     let is_back =

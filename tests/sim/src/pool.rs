@@ -51,6 +51,8 @@ pub(crate) struct Ordered {
     /// The default pool and the current one of each card.
     default: HashMap<usize, usize>,
     current: HashMap<usize, usize>,
+    /// The default pool of each card's managed memory, from the first call on that asks for it.
+    managed: HashMap<usize, usize>,
     /// Memory of graphs, by base.
     graphs: BTreeMap<u64, usize>,
     /// Lengths of the memory that captures have allocated, by base.
@@ -99,6 +101,12 @@ impl Tables {
         let made = self.pools.add(Pool { gpu, managed: false, threshold: 0 });
         self.pool.default.insert(gpu, made);
         made
+    }
+
+    /// The default pool of a card's managed memory.
+    pub(crate) fn default_managed_pool(&mut self, gpu: usize) -> usize {
+        let made = || self.pools.add(Pool { gpu, managed: true, threshold: 0 });
+        *self.pool.managed.entry(gpu).or_insert_with(made)
     }
 
     /// The pool for allocations on a card that name no pool.

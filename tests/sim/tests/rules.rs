@@ -56,6 +56,7 @@ rules! { checkpoint:
     calls_of_a_locked_process
     calls_of_a_process_that_is_away
     what_is_refused
+    a_pool_of_managed_memory
     memory_of_a_descriptor_stays
     a_restore_without_room
     the_order_of_the_calls

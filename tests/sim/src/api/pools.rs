@@ -6,6 +6,7 @@ use super::{api, give, give_new, status, twins, with_place};
 use crate::capture::Kind;
 use crate::pool::Pool;
 use crate::process::{self, CAPTURE_INVALIDATED, Failure, INVALID_VALUE, NOT_SUPPORTED};
+use crate::tables::Tables;
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_ALLOCATION_TYPE_MANAGED`
 const PINNED: c_int = 1;
@@ -22,6 +23,8 @@ api! {
     fn cuDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| { let gpu = p.gpu_of(device)?; Ok(p.tables().default_pool(gpu)) })) } }
     fn cuDeviceGetMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| { let gpu = p.gpu_of(device)?; Ok(p.tables().current_pool(gpu)) })) } }
     fn cuDeviceSetMemPool(device: c_int, pool: usize) { status(process::get().and_then(|p| { let gpu = p.gpu_of(device)?; p.tables().set_current_pool(gpu, pool) })) }
+    fn cuMemGetDefaultMemPool(pool: *mut usize, location: *const [c_int; 2], kind: c_int) { unsafe { give(pool, pool_at(location, kind, Tables::default_pool)) } }
+    fn cuMemGetMemPool(pool: *mut usize, location: *const [c_int; 2], kind: c_int) { unsafe { give(pool, pool_at(location, kind, Tables::current_pool)) } }
     fn cuMemPoolCreate(pool: *mut usize, properties: *const [c_int; 4]) {
         // SAFETY: null, or what begins with the kind, the kinds of handles, and the location.
         let Some(&[kind, handles, location, device]) = (unsafe { properties.as_ref() }) else { return INVALID_VALUE };
@@ -63,6 +66,26 @@ twins! { per_thread:
     }
     fn cuMemFreeAsync / cuMemFreeAsync_ptsz (base: u64, stream: usize) {
         status(with_place(stream, per_thread, |p, s| p.free_in_order(base, &s)))
+    }
+}
+
+/// A card's pool of device memory, as `of_device` finds it, or its pool of managed memory: no other one is made the current one.
+///
+/// # Safety
+/// Null, or a location.
+unsafe fn pool_at(
+    location: *const [c_int; 2],
+    kind: c_int,
+    of_device: fn(&mut Tables, usize) -> usize,
+) -> Result<usize, Failure> {
+    // SAFETY: promised by the caller.
+    let Some(&[DEVICE, device]) = (unsafe { location.as_ref() }) else { return Err(INVALID_VALUE) };
+    let p = process::get()?;
+    let gpu = p.gpu_of(device)?;
+    match kind {
+        PINNED => Ok(of_device(&mut p.tables(), gpu)),
+        MANAGED if p.world.config().managed_pools => Ok(p.tables().default_managed_pool(gpu)),
+        _ => Err(INVALID_VALUE),
     }
 }
 
