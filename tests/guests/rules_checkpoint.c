@@ -306,7 +306,22 @@ static void the_stacks_of_kernels(void) {
     come_back();
     CHECK(FN(nvsimTaken)(&taken));
     EXPECT(taken == (32 + 4 + 8) * MIB);
+    CHECK(launch(memory_, 4, 1, stream_));
+    CHECK(FN(cuCtxSynchronize)());
     CHECK(FN(cuCtxSetLimit)(0, 1024ul));
+    /* The first kernel since waits for the work that runs. The next one does not. */
+    void *other = new_stream(NON_BLOCKING);
+    hold(stream_);
+    CHECK(launch(memory_, 4, 1, other));
+    a_while();
+    EXPECT(FN(cuStreamQuery)(other) == NOT_READY);
+    release();
+    CHECK(FN(cuCtxSynchronize)());
+    hold(stream_);
+    CHECK(launch(memory_, 4, 1, other));
+    CHECK(FN(cuStreamSynchronize)(other));
+    release();
+    CHECK(FN(cuCtxSynchronize)());
     CHECK(FN(cuCtxGetLimit)(&limit, 0));
     EXPECT(limit == 1024 && ask('f') == with);
     CHECK(FN(cuDevicePrimaryCtxRelease_v2)(0));

@@ -6,7 +6,7 @@
 /* Of each thread of a kernel. In the tests, a KiB takes 8 MiB of the card. */
 #define STACK 4096ul
 static uint64_t memory_, more_;
-static void *stream_, *event_, *captured_;
+static void *stream_, *other_, *event_, *captured_;
 static uint32_t value_ = 7;
 static volatile int over_;
 static pthread_t beginner_;
@@ -51,12 +51,25 @@ static void *wait_for_event(void *none) {
     return none;
 }
 
+static volatile int released_;
+static void hold(void *none) { (void)none; while (!released_) usleep(100); }
+
 static int call(const char *name) {
     size_t left, total;
     uint32_t word = 0;
     void *found = NULL;
     int status = 0;
     if (!strcmp(name, "launch")) { value_++; return launch(memory_, BYTES / 4, 1, stream_); }
+    /* A function of the host waits for a kernel on another stream, and no longer than ten seconds. */
+    if (!strcmp(name, "window")) {
+        CHECK(FN(cuLaunchHostFunc)(other_, hold, NULL));
+        CHECK(call("launch"));
+        for (int i = 0; i < 10000 && FN(cuStreamQuery)(stream_) == 600; i++) usleep(1000);
+        status = FN(cuStreamQuery)(stream_);
+        released_ = 1;
+        CHECK(FN(cuStreamSynchronize)(other_));
+        return status;
+    }
     if (!strcmp(name, "event_query")) return event_query_(event_);
     if (!strcmp(name, "event_synchronize")) return event_synchronize_(event_);
     if (!strcmp(name, "stream_query")) return stream_query_(stream_);
@@ -139,6 +152,15 @@ static void first(const char *what) {
     if (!strcmp(what, "nvml_waits")) CHECK(pthread_create(&thread, NULL, wait_for_event, NULL));
     if (!strcmp(what, "nvml_tables")) CHECK(call(what));
     if (!strcmp(what, "managed")) CHECK(FN(cuMemAllocManaged)(&base, 4 * MIB, 1));
+    if (!strcmp(what, "frees_in_order")) {
+        CHECK(FN(cuMemAllocAsync)(&base, (size_t)MIB, NULL));
+        CHECK(FN(cuMemFreeAsync)(base, NULL));
+    }
+    void *pool;
+    int of_managed[32] = {2, 0, 1, 0}, card[2] = {1, 0};
+    if (!strcmp(what, "makes_pool")) CHECK(FN(cuMemPoolCreate)(&pool, of_managed));
+    if (!strcmp(what, "finds_pool")) CHECK(FN(cuMemGetDefaultMemPool)(&pool, card, 2));
+    if (!strcmp(what, "finds_current_pool")) CHECK(FN(cuMemGetMemPool)(&pool, card, 2));
     if (!strcmp(what, "shares")) CHECK(FN(cuIpcGetMemHandle)(handle, memory_));
     /* Another device reaches its memory, or memory of the driver's own. */
     int descriptor = -1;
@@ -152,15 +174,6 @@ static void first(const char *what) {
         char described[104] = {1};
         CHECK(FN(cuImportExternalMemory)(&external, described));
     }
-    if (!strcmp(what, "frees_in_order")) {
-        CHECK(FN(cuMemAllocAsync)(&base, (size_t)MIB, NULL));
-        CHECK(FN(cuMemFreeAsync)(base, NULL));
-    }
-    void *pool;
-    int of_managed[32] = {2, 0, 1, 0}, card[2] = {1, 0};
-    if (!strcmp(what, "makes_pool")) CHECK(FN(cuMemPoolCreate)(&pool, of_managed));
-    if (!strcmp(what, "finds_pool")) CHECK(FN(cuMemGetDefaultMemPool)(&pool, card, 2));
-    if (!strcmp(what, "finds_current_pool")) CHECK(FN(cuMemGetMemPool)(&pool, card, 2));
     if (!strcmp(what, "spins")) CHECK(pthread_create(&thread, NULL, spin, NULL));
     if (!strcmp(what, "calls")) CHECK(pthread_create(&thread, NULL, call_over_and_over, NULL));
     if (!strcmp(what, "ends")) {
@@ -201,6 +214,7 @@ int main(int argc, char **argv) {
     memory_ = alloc(BYTES);
     more_ = alloc(2 * MIB);
     CHECK(FN(cuStreamCreate)(&stream_, 1));
+    CHECK(FN(cuStreamCreate)(&other_, 1));
     CHECK(FN(cuEventCreate)(&event_, 2));
     CHECK(FN(cuMemsetD32_v2)(memory_, value_, BYTES / 4));
     CHECK(FN(cuCtxSynchronize)());

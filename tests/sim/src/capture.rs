@@ -170,7 +170,7 @@ impl Graph {
 }
 
 impl Tables {
-    fn capture_of(&mut self, stream: &Stream) -> Option<&mut Capture> {
+    pub(crate) fn capture_of(&mut self, stream: &Stream) -> Option<&mut Capture> {
         self.captures.iter_mut().find(|capture| capture.members.contains_key(&stream.id))
     }
 

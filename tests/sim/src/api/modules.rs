@@ -121,7 +121,9 @@ unsafe fn launch(
     }
     with_place(stream, per_thread, |p, stream| {
         p.sticky()?;
-        p.tables().submit(&stream, Kind::Kernel, work, Vec::new()).map(|_| ())
+        let mut tables = p.tables();
+        let after = tables.before_new_stacks(&stream);
+        tables.submit(&stream, Kind::Kernel, work, after).map(|_| ())
     })
 }
 

@@ -19,6 +19,7 @@ use crate::memory::mapping::{self, Mapped, peers};
 use crate::work::callbacks;
 use crate::work::contexts::Context;
 pub(crate) use ahead::{foresee_eviction, give_way};
+pub(in crate::memory) use content::{has_kernel, launch_kernel};
 
 /// Memory that the library maps.
 #[derive(Debug)]

@@ -158,14 +158,34 @@ pub(in super::super) fn is_loading(context: &Arc<Context>) -> bool {
     lock(&KERNELS).iter().any(is_it)
 }
 
-/// Looks at pieces of a context's memory, each a granule. The memory must stay mapped until this returns. `None`: the kernel is
-/// not there, or the context ends or is broken.
-pub(super) fn look(context: &Arc<Context>, pieces: &[CUdeviceptr]) -> Option<Vec<Option<ContentCheck>>> {
+/// The kernel in a context. `None`: it is not there, or not so far.
+fn find(context: &Arc<Context>) -> Option<Arc<Kernel>> {
     let find = |(known, state): &(Arc<Context>, State)| match state {
         State::Ready(kernel) if Arc::ptr_eq(known, context) => Some(Arc::clone(kernel)),
         _ => None,
     };
-    let kernel = lock(&KERNELS).iter().find_map(find)?;
+    lock(&KERNELS).iter().find_map(find)
+}
+
+/// Whether [`launch_kernel`] can launch the kernel in a context.
+pub(in crate::memory) fn has_kernel(context: &Arc<Context>) -> bool {
+    find(context).is_some()
+}
+
+/// Launches the kernel in a context, for nothing but the launch, and waits for it.
+///
+/// # Errors
+/// It is not there, or the context ends or is broken.
+pub(in crate::memory) fn launch_kernel(context: &Arc<Context>) -> Result<(), String> {
+    let kernel = find(context).ok_or("the kernel is not there")?;
+    let list = kernel.buffer.slot.memory() as CUdeviceptr;
+    kernel.look(&[list], 1, false).map(|_| ())
+}
+
+/// Looks at pieces of a context's memory, each a granule. The memory must stay mapped until this returns. `None`: the kernel is
+/// not there, or the context ends or is broken.
+pub(super) fn look(context: &Arc<Context>, pieces: &[CUdeviceptr]) -> Option<Vec<Option<ContentCheck>>> {
+    let kernel = find(context)?;
     let mut seen = Vec::with_capacity(pieces.len());
     for part in pieces.chunks(MAX_PIECES) {
         seen.extend(kernel.look(part, GRANULE / WORD, mode() != Content::Zeros).ok()?);

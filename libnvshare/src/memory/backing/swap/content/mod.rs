@@ -29,6 +29,7 @@ use crate::process::{counters, log};
 use crate::work::contexts::Context;
 pub(super) use kept::{give_way, keep};
 pub(super) use kernel::{forget_context, is_loading, prepare};
+pub(in crate::memory) use kernel::{has_kernel, launch_kernel};
 pub(super) use leaving::Leaving;
 
 /// Which pieces are not copied.
