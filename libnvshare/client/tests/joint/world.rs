@@ -152,9 +152,6 @@ impl World {
             if let Some(dies) = plan.dies_at {
                 world.at(MS(dies), Later::Die(i));
             }
-            if let Some((number, at)) = plan.shares {
-                world.at(MS(at), Later::Shares(i, number));
-            }
             let terms =
                 |&gpu| DeviceFacts { gpu, total: CAPACITY, limit, is_of_seat: false, oversubscribe: false };
             let lanes = if plan.gpus.len() > 1 { 1 + plan.gpus.len() } else { 1 };
@@ -198,7 +195,7 @@ impl World {
     /// The process that does something; none: others do.
     fn doer(&self, what: &Later) -> Option<usize> {
         let process = match what {
-            Later::Start(i) | Later::Connect(i) | Later::Done(i, _) | Later::Shares(i, _) => *i,
+            Later::Start(i) | Later::Connect(i) | Later::Done(i, _) => *i,
             Later::Move(i, ..) | Later::Program(i, _) | Later::Tick(i, _) => *i,
             Later::Deliver(connection, _) => self.connections[*connection as usize].process,
             _ => return None,
@@ -243,12 +240,6 @@ impl World {
                     self.processes[i].is_dead = self.processes[i].connection.is_none();
                     self.disconnect(i, true);
                     self.processes[i].is_dying = true;
-                }
-            }
-            Later::Shares(i, number) => {
-                self.processes[i].library.shares.push(number);
-                if !self.processes[i].is_over() {
-                    self.tell(i, |session, library, now| session.look(library, now));
                 }
             }
             Later::Exited(client) => {
