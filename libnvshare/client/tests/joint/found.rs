@@ -8,7 +8,6 @@ use nvshare_proto::{
     SchedulerMessage, TenantSettings, VERSION, Wishes,
 };
 
-use crate::agenda::Later;
 use crate::library::{GateState, Library};
 use crate::plan::{Plan, steady};
 use crate::world::{CAPACITY, MS, World, config, gpu};
@@ -274,25 +273,4 @@ fn an_allocation_whose_room_goes_back_while_it_waits_asks_for_all_of_it() {
     session.hear(&mut library, room(140), MS(4));
     session.look(&mut library, MS(4));
     assert_eq!(library.devices[0].update(admit), Ok(Admission::Charged(140 * MIB)));
-}
-
-/// A member of a gang is stopped while it drains, with more room than it uses. Its mate became next and stepped back, over and over.
-#[test]
-fn a_gang_with_a_stopped_member_comes_to_rest() {
-    let gang = Some(Gang { number: 1, size: 0 });
-    let plans = vec![
-        Plan { memory: MemoryMode::Swap, starts_at: 537, ..steady(10, 100) },
-        Plan { memory: MemoryMode::Swap, gpus: second(), ..steady(1, 0) },
-        Plan { memory: MemoryMode::Swap, starts_at: 1943, ..steady(3, 100) },
-        Plan { memory: MemoryMode::Swap, gang, ..steady(4, 100) },
-        Plan { memory: MemoryMode::Swap, gang, starts_at: 479, ..steady(2, 0) },
-    ];
-    for seed in (0..SEEDS).chain([1_951_667_277_289_885_554]) {
-        println!("seed {seed}");
-        let mut world = World::new(plans.clone(), config(false), seed);
-        for (i, at, lasts, seen) in [(2, 1884, 570, None), (3, 541, 915, Some(914)), (4, 0, 1455, None)] {
-            world.at(MS(at), Later::Stop(i, lasts, seen));
-        }
-        world.serves_everybody_within(12);
-    }
 }

@@ -500,16 +500,11 @@ impl Client {
         self.accounts.values().fold(0, |sum, account| sum.saturating_add(account.restores))
     }
 
-    /// Whether the client gives no room back, not even what it does not use.
-    pub(crate) fn gives_nothing_back(&self) -> bool {
-        self.stopped && !self.phase.is_running_or_draining()
-            || self.phase.holds() && self.is_unresponsive
-            || self.sleep.keeps_still()
-    }
-
     /// Returns the bytes of an account that the client cannot give back when asked.
     pub(crate) fn pinned(&self, account: &Account) -> u64 {
-        if self.gives_nothing_back() {
+        let is_silent = self.stopped && !self.phase.is_running_or_draining()
+            || self.phase.holds() && self.is_unresponsive;
+        if is_silent || self.sleep.keeps_still() {
             account.room
         } else if self.phase.holds() && !self.phase.is_idle() && self.stubborn_until.is_some() {
             // The client answers, and gives back the room that it does not use.

@@ -222,20 +222,17 @@ impl Stands {
         };
         let time = time.saturating_sub(gpu.head_start_of(client));
         let ordered = is_ordered(self.standing);
-        let capacity = match gpu.source {
-            CapacitySource::Disputed => config.usable(
-                gpu.uuid,
-                CapacityFigures { available: account.usage.total, ..CapacityFigures::default() },
-            ),
-            _ => gpu.capacity,
-        };
-        // Room that does not come back is as good as used, whether the client counts as one that stays or as a mate.
-        let kept = if client.gives_nothing_back() { account.room } else { 0 };
         Entry {
             standing: self.standing,
             room: account.room,
             pinned: client.pinned(account),
-            demand: account.demand(capacity).max(kept.min(capacity)),
+            demand: account.demand(match gpu.source {
+                CapacitySource::Disputed => config.usable(
+                    gpu.uuid,
+                    CapacityFigures { available: account.usage.total, ..CapacityFigures::default() },
+                ),
+                _ => gpu.capacity,
+            }),
             allocated: account.usage.allocated,
             overhead: if client.sleep.is_off_card() { 0 } else { account.overhead() },
             bytes_ordered_out: account.evict_order.map(|order| order.bytes),
