@@ -45,7 +45,7 @@ if len(sys.argv) > 1:
     first = window(kind, s, t)
     print(f"{before:28} {kind:13} {first:12} then {window(kind, s, t)}", flush=True)
 else:
-    jobs = [(b, k) for b in BEFORE for k in ("launch", "other launch")]
+    jobs = [(b, k) for b in BEFORE for k in ("launch", "other launch", "fill")]
     def run(job):
         for env in [{}] + ([{"CUDA_MODULE_LOADING": "EAGER"}] if job == ("cycle", "launch") else []):
             try:
