@@ -23,8 +23,8 @@ mod watch;
 pub use gpu::{GpuUuid, ParseGpuUuidError};
 pub use host::{HostSegment, HostStatus, MAX_SEGMENTS, SEGMENT};
 pub use message::{
-    AdminReply, AdminRequest, Amount, CANNOT_SHARE, ClientMessage, Counters, Epoch, Gate, InitialState,
-    MemoryMode, NO_PLACE, OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request, SLEEP, SchedulerMessage,
+    AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, InitialState, MemoryMode,
+    NO_PLACE, OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request, SHARING, SLEEP, SchedulerMessage,
     Usage, VERSION,
 };
 

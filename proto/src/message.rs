@@ -26,8 +26,8 @@ pub const NO_PLACE: &str = "too many connections";
 /// The first version in which clients go off the card and come back.
 pub const SLEEP: u16 = 15;
 
-/// The first version in which clients say that they cannot share memory.
-pub const CANNOT_SHARE: u16 = 15;
+/// The first version in which clients say which memory they share, and that they cannot share it.
+pub const SHARING: u16 = 15;
 
 impl Message for Request {
     fn since(&self) -> u16 {
@@ -39,7 +39,7 @@ impl Message for Request {
                 | ClientMessage::Awake { .. },
             )
             | Self::Admin(AdminRequest::Sleep { .. } | AdminRequest::Wake { .. }) => SLEEP,
-            Self::Client(ClientMessage::CannotShare) => CANNOT_SHARE,
+            Self::Client(ClientMessage::CannotShare | ClientMessage::Shares { .. }) => SHARING,
             _ => OLDEST,
         }
     }
@@ -276,6 +276,12 @@ pub enum ClientMessage {
     },
     /// The driver has refused to share managed memory of the program with another process or device, for the first time.
     CannotShare,
+    /// The process has given memory to others (CUDA IPC), or has opened memory of another one: those of one owner that say the same
+    /// number are one gang. Said once for each number.
+    Shares {
+        /// The number of the process that the memory is of, which it has drawn by lot.
+        with: u64,
+    },
 }
 
 /// A message of the scheduler to a registered process.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CANNOT_SHARE, ClientState, GpuUuid, OLDEST, SLEEP};
+use crate::{ClientState, GpuUuid, OLDEST, SHARING, SLEEP};
 
 /// The first event that a watcher asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,7 +141,7 @@ impl EventKind {
             Self::Sleep | Self::Asleep | Self::StaysAwake | Self::WakeWanted | Self::Wake | Self::Awake => {
                 SLEEP
             }
-            Self::CannotShare => CANNOT_SHARE,
+            Self::CannotShare => SHARING,
             _ => OLDEST,
         }
     }

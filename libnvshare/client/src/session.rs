@@ -107,6 +107,8 @@ pub trait Host {
     fn is_anybody_at_door(&self) -> bool;
     /// Whether the driver has refused a handle of managed memory to the program.
     fn has_lost_handle(&self) -> bool;
+    /// The numbers of memory that the process shares, from this place in their list on.
+    fn shares(&self, from: usize) -> Vec<u64>;
     /// Submissions that passed the gate since the start.
     fn submissions(&self) -> u64;
 
@@ -144,13 +146,15 @@ pub struct Session {
     told: Vec<(GpuUuid, u64)>,
     /// The scheduler was told that memory cannot be shared.
     told_of_sharing: bool,
+    /// How many of the numbers of shared memory the scheduler was told.
+    told_shares: usize,
 }
 
 impl Session {
     /// A session that has no connection yet.
     #[must_use]
     pub fn new(now: Duration) -> Self {
-        Self { machine: Machine::new(now), told: Vec::new(), told_of_sharing: false }
+        Self { machine: Machine::new(now), told: Vec::new(), told_of_sharing: false, told_shares: 0 }
     }
 
     /// There is a connection, and REGISTER is sent on it in this version of the protocol. Returns what REGISTER says of the gate and of each
@@ -161,6 +165,7 @@ impl Session {
         let usage: Vec<Usage> = host.used().into_iter().filter_map(tell).collect();
         self.told = usage.iter().map(|usage| (usage.gpu, 0)).collect();
         self.told_of_sharing = false;
+        self.told_shares = 0;
         self.feed(host, Input::Registering { version }, now);
         (gate, usage)
     }
@@ -228,6 +233,12 @@ impl Session {
         if !self.told_of_sharing && host.is_connected() && host.has_lost_handle() {
             self.told_of_sharing = true;
             host.say(ClientMessage::CannotShare);
+        }
+        if host.is_connected() {
+            for with in host.shares(self.told_shares) {
+                self.told_shares += 1;
+                host.say(ClientMessage::Shares { with });
+            }
         }
         let lacking = is_lacking(host);
         if self.machine.next_tick(lacking, now).is_some() {

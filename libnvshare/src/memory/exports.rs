@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, TryLockError};
 
 use nvshare_proto::ThrottledLine;
 
+use super::sharers;
 use crate::driver::types::CUipcMemHandle;
 use crate::process::answering::{self, QUESTION};
 use crate::process::descriptor::{self, Held};
@@ -192,6 +193,7 @@ pub(crate) fn add(allocation: u64, export: &Arc<Export>, offset: u64, asked: u64
         gone.push(Entry { export: old, ..*entry });
     }
     drop(exports);
+    sharers::note(&means.name);
     // Descriptors are closed without the lock.
     drop(gone);
 }

@@ -8,6 +8,7 @@ use nvshare_proto::ThrottledLine;
 
 use super::exports::{Extent, Handle};
 use super::mapping::peers;
+use super::sharers;
 use crate::driver::types::{CUcontext, CUdevice, CUdeviceptr, CUipcMemHandle, CUresult};
 use crate::driver::{self, Relaxed};
 use crate::process::lock::{Counted, lock};
@@ -180,6 +181,7 @@ fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Resul
     let mapping = Mapping::make(&given, &descriptors, device)?;
     let (pointer, asked) = (mapping.at + given.offset, given.asked);
     lock(&IMPORTS).push(Import { handle, mapping, pointer, asked, context, times: 1 });
+    sharers::note(&handle.exporter);
     // Peers that were enabled meanwhile did not find it on the list.
     if peers::are_any() {
         set_peers(device, None);

@@ -17,6 +17,7 @@ pub(crate) mod physical;
 pub(crate) mod plain;
 pub(crate) mod pools;
 pub(crate) mod quota;
+pub(crate) mod sharers;
 pub(crate) mod sharing;
 pub(crate) mod slabs;
 pub(crate) mod sleep;

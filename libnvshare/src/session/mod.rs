@@ -28,7 +28,7 @@ use crate::memory::exports;
 use crate::memory::mapping::supply;
 use crate::memory::mover;
 use crate::memory::plain;
-use crate::memory::quota;
+use crate::memory::{quota, sharers};
 use crate::process::config::Config;
 use crate::process::lifecycle::{self, AtExit};
 use crate::process::lock::lock;
@@ -482,6 +482,10 @@ impl Host for Library {
 
     fn has_lost_handle(&self) -> bool {
         plain::has_lost_handle()
+    }
+
+    fn shares(&self, from: usize) -> Vec<u64> {
+        sharers::numbers(from)
     }
 
     fn is_anybody_at_door(&self) -> bool {

@@ -64,6 +64,7 @@ struct Client<'a> {
     id: u64,
     framed: Stream,
     caller: Caller,
+    tenant: Option<Tenant>,
     place: Option<Place>,
     shared: &'a Shared,
     /// Messages of the core.
@@ -117,7 +118,7 @@ pub(super) async fn serve(
     };
     let job = tenant.as_ref().and_then(Tenant::job);
     // Held for as long as the connection lives: dropping the row frees the process's bytes in the quota.
-    let row = row(&framed, tenant, &shared.tenants).await;
+    let row = row(&framed, tenant.clone(), &shared.tenants).await;
     let host = shared.host.as_ref().map(|host| host.open(id, owner));
     let process = caller.described();
     let image = caller.peer.identity.pid.and_then(|pid| caller.peer.read(|| Image::of(pid))?);
@@ -125,7 +126,8 @@ pub(super) async fn serve(
     let lists_for = if register.returns { LISTS_FOR } else { Duration::ZERO };
     let bucket = Bucket::new(FRAMES, Instant::now());
     let version = framed.codec().version();
-    let mut client = Client { id, framed, caller, place, shared, outgoing, host, bucket, pause: None };
+    let mut client =
+        Client { id, framed, caller, tenant, place, shared, outgoing, host, bucket, pause: None };
     register.usage.iter().for_each(|usage| client.uses(usage));
     let newcomer =
         Newcomer { client: id, identity, process, seat, job, version, register, outgoing: to_client };
@@ -257,11 +259,28 @@ impl Client<'_> {
         let client = self.id;
         let _ = timeout(all, async {
             while let Ok(Some(Ok(Request::Client(message)))) = timeout(each, self.framed.next()).await {
+                let message = self.for_core(message);
                 let _ = self.shared.commands.send(Command::Message { client, message }).await;
             }
         })
         .await;
         Break(End::ProcessGone)
+    }
+
+    /// A message as the core may take it.
+    fn for_core(&self, message: ClientMessage) -> ClientMessage {
+        match message {
+            // It is shown to people, as names are.
+            ClientMessage::CannotSleep { reason, for_good } => {
+                ClientMessage::CannotSleep { reason: harmless(&reason, MAX_REASON), for_good }
+            }
+            // Anybody can learn the number: it counts among the processes of one owner, as a gang's name does.
+            ClientMessage::Shares { with } => {
+                let name = format!("memory {with}");
+                ClientMessage::Shares { with: Tenant::gang(self.tenant.as_ref(), self.caller.user, &name) }
+            }
+            message => message,
+        }
     }
 
     /// Obeys a message of the client.
@@ -288,12 +307,10 @@ impl Client<'_> {
                     host.give_back(segment);
                 }
             }
-            // It is shown to people, as names are.
-            ClientMessage::CannotSleep { reason, for_good } => {
-                let message = ClientMessage::CannotSleep { reason: harmless(&reason, MAX_REASON), for_good };
+            message => {
+                let message = self.for_core(message);
                 return self.command(Command::Message { client: self.id, message }).await;
             }
-            message => return self.command(Command::Message { client: self.id, message }).await,
         }
         Continue(())
     }

@@ -39,6 +39,16 @@ fn calls_answer_as_natively() {
     assert!(!log.contains("memory that moves cannot be shared"), "{log}");
 }
 
+/// Work of one may wait for words of another.
+#[test]
+fn processes_that_share_memory_are_a_gang() {
+    let world = World::with_memory("swap", CARD);
+    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    Program::guest(&world, BY_HANDLES, &["answers"]).start().finish().passed();
+    let log = scheduler.log();
+    assert!(log.contains("share memory: they hold their GPUs together"), "{log}");
+}
+
 #[test]
 fn small_allocations_are_shared_one_by_one() {
     natively(BY_HANDLES, "small");

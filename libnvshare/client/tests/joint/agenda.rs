@@ -12,6 +12,8 @@ pub(crate) enum Later {
     Start(usize),
     Connect(usize),
     Die(usize),
+    /// A process begins to share memory of a number.
+    Shares(usize, u64),
     Exited(u64),
     Disconnected {
         connection: u64,

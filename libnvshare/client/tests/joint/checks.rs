@@ -33,7 +33,8 @@ impl World {
                 if process.is_running() {
                     running += 1;
                     demand += account.charged();
-                    absent += account.absent();
+                    // It runs without the room that it was refused.
+                    absent += if process.is_refused { 0 } else { account.absent() };
                 }
             }
             if self.was_killed {

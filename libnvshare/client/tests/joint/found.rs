@@ -8,6 +8,7 @@ use nvshare_proto::{
     SchedulerMessage, TenantSettings, VERSION, Wishes,
 };
 
+use crate::agenda::Later;
 use crate::library::{GateState, Library};
 use crate::plan::{Plan, steady};
 use crate::world::{CAPACITY, MS, World, config, gpu};
@@ -206,6 +207,44 @@ fn a_world_in_which_a_gang_with_a_paused_member_never_rested_serves_everybody() 
         world.run(MS(20_000));
         world.give(0, TenantSettings { paused: Some(false), ..TenantSettings::default() });
         world.serves_everybody_within(4000);
+    }
+}
+
+/// Clients that unite bring different answers to whether they must wait, and a gang has one.
+#[test]
+fn sharers_unite_whatever_each_waited_for() {
+    let limited = Wishes { compute: vec![ComputeLimit { gpu: gpu(0), percent: 1 }], ..Wishes::default() };
+    let plans = vec![
+        Plan { pause: 10, starts_at: 1680, dies_at: Some(3924), ..steady(16, 301) },
+        Plan { starts_at: 988, ..steady(1, 514) },
+        Plan {
+            gpus: vec![gpu(0), gpu(1)],
+            asked: limited,
+            shares: Some((1, 0)),
+            starts_at: 1680,
+            ..steady(1, 100)
+        },
+        Plan { shares: Some((1, 3950)), starts_at: 1455, ..steady(8, 1001) },
+    ];
+    for seed in (0..SEEDS).chain([342]) {
+        println!("seed {seed}");
+        World::new(plans.clone(), config(false), seed).serves_everybody();
+    }
+}
+
+/// A member of a gang is stopped, so that another is refused room. Both go on with memory absent until they move next.
+#[test]
+fn a_member_is_refused_room_beside_one_that_is_stopped() {
+    let gang = Some(Gang { number: 0, size: 0 });
+    let plans = vec![
+        Plan { gpus: vec![gpu(1)], gang, starts_at: 1229, ..steady(14, 301) },
+        Plan { gpus: vec![gpu(1)], gang, ..steady(2, 301) },
+    ];
+    for seed in (0..SEEDS).chain([4_049_073_033_063_344_306]) {
+        println!("seed {seed}");
+        let mut world = World::new(plans.clone(), config(false), seed);
+        world.at(MS(2), Later::Stop(1, 11_515, None));
+        world.serves_everybody_within(12);
     }
 }
 

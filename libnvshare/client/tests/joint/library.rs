@@ -92,6 +92,8 @@ pub(crate) struct Library {
     pub(crate) is_connected: bool,
     pub(crate) reconnects: bool,
     pub(crate) said: Vec<ClientMessage>,
+    /// The numbers of memory that it shares.
+    pub(crate) shares: Vec<u64>,
     /// Orders for the mover, each with the generation in which it was given.
     pub(crate) orders: VecDeque<(MoverOrder, u64)>,
     /// Orders of an earlier generation are given up, evictions excepted.
@@ -117,6 +119,7 @@ impl Library {
             complete_at: Some(Duration::ZERO),
             is_connected: false,
             reconnects: false,
+            shares: Vec::new(),
             said: Vec::new(),
             orders: VecDeque::new(),
             generation: 0,
@@ -235,6 +238,10 @@ impl Host for Library {
 
     fn has_lost_handle(&self) -> bool {
         false
+    }
+
+    fn shares(&self, from: usize) -> Vec<u64> {
+        self.shares.iter().skip(from).copied().collect()
     }
 
     fn is_anybody_at_door(&self) -> bool {

@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) tenant: Option<u64>,
     /// The gang that it names: its work depends on the others of it.
     pub(crate) gang: Option<Gang>,
+    /// It shares memory of this number from this time on.
+    pub(crate) shares: Option<(u64, u64)>,
     /// The part of the GPUs' time that it asks for.
     pub(crate) asked: Wishes,
     pub(crate) starts_at: u64,
@@ -64,6 +66,7 @@ pub(crate) fn steady(gib: u64, work: u64) -> Plan {
         after: None,
         tenant: None,
         gang: None,
+        shares: None,
         asked: Wishes::default(),
         starts_at: 0,
         dies_at: None,

@@ -23,6 +23,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
             proptest::option::weighted(0.2, 0..2u64),
             proptest::option::weighted(0.3, 0..2u64),
             prop_oneof![Just(MemoryMode::Swap), Just(MemoryMode::Managed)],
+            proptest::option::weighted(0.3, (0..3u64, 0..6000u64)),
         ),
     )
         .prop_map(
@@ -35,7 +36,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                 defers_every,
                 starts_at,
                 dies_at,
-                (gang, tenant, memory),
+                (gang, tenant, memory, shares),
             )| Plan {
                 gpus,
                 memory,
@@ -47,6 +48,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                 defers_every: defers_every.filter(|&n| n > 1),
                 tenant,
                 gang: gang.map(|number| Gang { number, size: 0 }),
+                shares,
                 starts_at,
                 dies_at: dies_at.filter(|&dies| dies > starts_at),
                 ..steady(0, 0)

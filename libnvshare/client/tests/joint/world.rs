@@ -61,6 +61,8 @@ pub(crate) struct Process {
     pub(crate) stopped_until: Duration,
     /// Its events until then, which come afterwards.
     put_off: Vec<Later>,
+    /// It was refused room, and has had no grant since then.
+    pub(crate) is_refused: bool,
     /// Its last grant called it back from leaving.
     pub(crate) is_recalled: bool,
     /// Bytes on each device that the core knows it has allocated: now, and when the core granted last.
@@ -152,6 +154,9 @@ impl World {
             if let Some(dies) = plan.dies_at {
                 world.at(MS(dies), Later::Die(i));
             }
+            if let Some((number, at)) = plan.shares {
+                world.at(MS(at), Later::Shares(i, number));
+            }
             let terms =
                 |&gpu| DeviceFacts { gpu, total: CAPACITY, limit, is_of_seat: false, oversubscribe: false };
             let lanes = if plan.gpus.len() > 1 { 1 + plan.gpus.len() } else { 1 };
@@ -167,6 +172,7 @@ impl World {
                 is_dead: false,
                 stopped_until: Duration::ZERO,
                 put_off: Vec::new(),
+                is_refused: false,
                 is_recalled: false,
                 known: vec![0; plan.gpus.len()],
                 known_at_grant: vec![0; plan.gpus.len()],
@@ -195,7 +201,7 @@ impl World {
     /// The process that does something; none: others do.
     fn doer(&self, what: &Later) -> Option<usize> {
         let process = match what {
-            Later::Start(i) | Later::Connect(i) | Later::Done(i, _) => *i,
+            Later::Start(i) | Later::Connect(i) | Later::Done(i, _) | Later::Shares(i, _) => *i,
             Later::Move(i, ..) | Later::Program(i, _) | Later::Tick(i, _) => *i,
             Later::Deliver(connection, _) => self.connections[*connection as usize].process,
             _ => return None,
@@ -242,6 +248,12 @@ impl World {
                     self.processes[i].is_dying = true;
                 }
             }
+            Later::Shares(i, number) => {
+                self.processes[i].library.shares.push(number);
+                if !self.processes[i].is_over() {
+                    self.tell(i, |session, library, now| session.look(library, now));
+                }
+            }
             Later::Exited(client) => {
                 let process = self.connections[client as usize].process;
                 self.processes[process].is_dead = true;
@@ -284,9 +296,14 @@ impl World {
             Later::Deliver(connection, message) => {
                 let i = self.connections[connection as usize].process;
                 if self.processes[i].connection == Some(connection) {
-                    if let SchedulerMessage::LockOk { room, .. } = &message {
-                        self.processes[i].is_recalled = room.is_empty();
-                        self.processes[i].returned.grant_arrives();
+                    match &message {
+                        SchedulerMessage::LockOk { room, .. } => {
+                            self.processes[i].is_recalled = room.is_empty();
+                            self.processes[i].is_refused &= room.is_empty();
+                            self.processes[i].returned.grant_arrives();
+                        }
+                        SchedulerMessage::NoRoom { .. } => self.processes[i].is_refused = true,
+                        _ => {}
                     }
                     self.check_message(i, &message);
                     self.tell(i, |session, library, now| session.hear(library, message, now));

@@ -51,6 +51,11 @@ impl Books {
         // None: it was the last member.
         let Some(other) = self.remove_member(id, gang) else { return };
         self.gather_gang(other);
+        // One that is left shares memory with nobody any more.
+        if self.state().are_sharers(gang) && self.state().unit(other).len() == 1 {
+            self.remove_gang(gang);
+            self.change_client(other, |client| client.gang = None);
+        }
         self.release_drained(other);
         let unit = self.state().unit(other);
         self.apply_pauses(unit.to_vec());

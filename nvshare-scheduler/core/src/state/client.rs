@@ -204,6 +204,10 @@ pub(crate) struct Client {
     pub(crate) job: Job,
     /// The gang that the client is a member of.
     pub(crate) gang: Option<GangId>,
+    /// The numbers of memory that the client shares.
+    pub(crate) shares: Vec<u64>,
+    /// Its gang of those who share memory did not fit: the client goes on by itself.
+    pub(crate) goes_alone: bool,
     /// How far the client is ahead of the clocks of its GPUs, if it uses several and has no gang.
     pub(crate) lead: OncePerEvent,
     /// The client's wishes for the GPUs' time.
@@ -277,6 +281,8 @@ impl Client {
             identity,
             job: Job::of(identity, id),
             gang: None,
+            shares: Vec::new(),
+            goes_alone: false,
             lead: OncePerEvent::default(),
             asked,
             paused: false,

@@ -14,6 +14,8 @@
 //!   one name by mistake. After [`PATIENCE`] each goes on by itself. Members on several GPUs may be ranks, of
 //!   which none can go on alone: they wait.
 //! - A gang that has said how many members it will have waits until they are there, for at most [`PATIENCE`].
+//! - Clients of one owner that share memory are a gang as well, unless they have named one: kernels of one may
+//!   wait for words of another. One that does not fit goes on one by one, and soon: nobody asked for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
@@ -30,6 +32,9 @@ use crate::state::virtual_time::OncePerEvent;
 /// How long a gang waits for members that have not come, or have gone.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The same for a gang of clients that share memory, which may be on several GPUs.
+const PATIENCE_OF_SHARERS: Duration = Duration::from_secs(2);
+
 /// The members of one gang that are connected.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
@@ -41,6 +46,8 @@ pub(crate) struct Members {
     /// The job as which the whole gang takes its turn: that of the member that came first, even after it has
     /// gone.
     job: Option<Job>,
+    /// They share memory, and have named no gang.
+    are_sharers: bool,
     /// How many members there are to be, as they say; 0: as many as come.
     size: u32,
     /// From this time on, the gang goes on without its missing members.
@@ -124,16 +131,25 @@ impl Members {
     /// Returns when the gang goes on without its missing members, or each member of one that is too large by
     /// itself.
     pub(crate) fn waits_until(&self) -> Option<Time> {
-        let disbands = self.too_large_since.map(|since| since.saturating_add(PATIENCE));
+        let disbands = self.too_large_since.map(|since| since.saturating_add(self.patience()));
         (self.ids.len() < self.size as usize).then_some(self.waits_until).or(disbands)
     }
 
-    /// Notes whether the gang fits the one GPU of its members. Returns whether it has not for [`PATIENCE`],
-    /// so that they go on one by one.
+    /// Notes whether the gang lacks room though its members could go on one by one. Returns whether they do:
+    /// it has lacked room for as long as it waits.
     pub(crate) fn note_too_large(&mut self, is_so_now: bool, now: Time) -> bool {
         let since = self.too_large_since.filter(|_| is_so_now).unwrap_or(now);
         self.too_large_since = is_so_now.then_some(since);
-        is_so_now && now >= since.saturating_add(PATIENCE)
+        is_so_now && now >= since.saturating_add(self.patience())
+    }
+
+    fn patience(&self) -> Duration {
+        if self.are_sharers { PATIENCE_OF_SHARERS } else { PATIENCE }
+    }
+
+    /// Whether the members share memory, and have named no gang.
+    pub(crate) fn are_sharers(&self) -> bool {
+        self.are_sharers
     }
 }
 
@@ -202,6 +218,26 @@ impl State {
         self.gangs.entry(gang.id()).or_default().join(client.id, gang, client.job, self.now)
     }
 
+    /// Makes clients that share memory members of one gang. One of them may have members already, and gangs
+    /// of the others end.
+    pub(crate) fn add_sharers(&mut self, ids: &[ClientId], gang: Gang) {
+        let now = self.now;
+        for id in ids {
+            let Some(&Client { gang: old, job, .. }) = self.clients.get(id) else { continue };
+            if let Some(old) = old.filter(|&old| old != gang.id()) {
+                self.gangs.remove(&old);
+            }
+            let members = self.gangs.entry(gang.id()).or_default();
+            members.are_sharers = true;
+            members.join(*id, gang, job, now);
+        }
+    }
+
+    /// The client that has said a number of shared memory first: this one, if no other has.
+    pub(crate) fn first_sharer(&mut self, number: u64, id: ClientId) -> ClientId {
+        *self.sharers.entry(number).or_insert(id)
+    }
+
     /// Removes a member that is gone. Returns one of those that are left; without any, the gang is removed as
     /// well.
     pub(crate) fn remove_member(&mut self, id: ClientId, gang: GangId) -> Option<ClientId> {
@@ -238,6 +274,11 @@ impl State {
 
     pub(crate) fn gang_of(&self, id: ClientId) -> Option<GangId> {
         self.clients.get(&id)?.gang
+    }
+
+    /// Whether the members of a gang share memory, and have named no gang.
+    pub(crate) fn are_sharers(&self, gang: GangId) -> bool {
+        self.gangs.get(&gang).is_some_and(Members::are_sharers)
     }
 
     /// Returns the GPUs of all members of a gang.

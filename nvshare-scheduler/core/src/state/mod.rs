@@ -52,6 +52,8 @@ pub(crate) struct State {
     clients: BTreeMap<ClientId, Client>,
     gpus: BTreeMap<GpuUuid, Gpu>,
     gangs: BTreeMap<GangId, Members>,
+    /// For each number of shared memory, the client that said it first.
+    sharers: BTreeMap<u64, ClientId>,
     jobs: Jobs,
     last_epoch: u64,
     /// The time of the current event, or of the last one.
@@ -156,6 +158,7 @@ impl State {
             clients: BTreeMap::new(),
             gpus: BTreeMap::new(),
             gangs: BTreeMap::new(),
+            sharers: BTreeMap::new(),
             jobs: Jobs::default(),
             last_epoch: 0,
             now: Time::ZERO,
@@ -197,7 +200,13 @@ impl State {
 
     /// Removes a client that is gone, and leaves its ledger entries.
     pub(crate) fn remove_client(&mut self, id: ClientId) -> Option<Client> {
-        self.clients.remove(&id)
+        let client = self.clients.remove(&id)?;
+        for number in &client.shares {
+            if self.sharers.get(number) == Some(&id) {
+                self.sharers.remove(number);
+            }
+        }
+        Some(client)
     }
 
     pub(crate) fn jobs_mut(&mut self) -> &mut Jobs {

@@ -232,6 +232,16 @@ impl Books {
         self.state.add_member(client, gang)
     }
 
+    /// Makes clients that share memory members of one gang: see [`State::add_sharers`](crate::state::State).
+    pub(crate) fn add_sharers(&mut self, ids: &[ClientId], gang: Gang) {
+        self.state.add_sharers(ids, gang);
+    }
+
+    /// The client that has said a number of shared memory first: this one, if no other has.
+    pub(crate) fn first_sharer(&mut self, number: u64, id: ClientId) -> ClientId {
+        self.state.first_sharer(number, id)
+    }
+
     /// Removes a member that is gone. Returns one of those that are left.
     pub(crate) fn remove_member(&mut self, id: ClientId, gang: GangId) -> Option<ClientId> {
         self.state.remove_member(id, gang)

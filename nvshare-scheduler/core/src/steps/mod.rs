@@ -32,6 +32,7 @@ pub(crate) mod reconcile;
 pub(crate) mod rest;
 pub(crate) mod room;
 pub(crate) mod round;
+pub(crate) mod sharing;
 pub(crate) mod sizes;
 pub(crate) mod sleep;
 pub(crate) mod terms;

@@ -24,6 +24,8 @@ impl Books {
         if self.state().fit(gpu, together, first) {
             return;
         }
+        self.disband_outgrown_sharers(uuid);
+        let Some(gpu) = self.state().known_gpu(uuid) else { return };
         let is_stubborn =
             |id: &ClientId| self.state().client(*id).is_some_and(|client| client.deferrals >= STUBBORN_AFTER);
         let mut staying = self.state().staying_by_turn(gpu);

@@ -91,6 +91,11 @@ impl Books {
             // complete after all.
             return self.want_turn(id);
         }
+        // The memory of the others of its gang may be all that is in the way.
+        let sharers = self.state().gang_of(id).filter(|&gang| self.state().are_sharers(gang));
+        if let Some(gang) = sharers {
+            return self.disband(id, gang, uuid);
+        }
         self.change_account(id, uuid, |account| account.needs = 0);
         self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
         self.report_mut().emit_on(EventKind::Refused, id, uuid, needs);

@@ -90,25 +90,19 @@ impl<'a> Round<'a> {
         let Some(gang) = state.gang_of(id) else { return false };
         let unit = state.unit(id);
         let full = full.filter(|_| unit.len() > 1).and_then(|uuid| state.gpu(uuid));
+        let are_sharers = state.are_sharers(gang);
         let lacks = full.filter(|gpu| {
             let fits_alone = |&id: &ClientId| state.fits_alone(gpu, &Unit::alone(id));
-            state.gpus_of(&unit) == [gpu.uuid] && unit.iter().all(fits_alone)
+            are_sharers || state.gpus_of(&unit) == [gpu.uuid] && unit.iter().all(fits_alone)
         });
         let lacks = lacks.map(|gpu| gpu.uuid);
         let now = state.now();
         let note = |members: &mut Members| members.note_too_large(lacks.is_some(), now);
         let is_over = self.books.change_gang(gang, note) == Some(true);
         let Some(uuid) = lacks.filter(|_| is_over) else { return false };
-        self.books.remove_gang(gang);
         self.waiters.clear();
         self.considered.clear();
-        for &member in unit.iter() {
-            self.books.change_client(member, |client| client.gang = None);
-        }
-        self.books.report_mut().warn(format!(
-            "the gang of client {id} does not fit {uuid}: its {} members go on, each by itself",
-            unit.len()
-        ));
+        self.books.disband(id, gang, uuid);
         true
     }
 }

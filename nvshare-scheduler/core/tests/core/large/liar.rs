@@ -65,7 +65,7 @@ impl Liar {
 
     fn message(&mut self) -> ClientMessage {
         let epoch = self.epoch();
-        match self.random(18) {
+        match self.random(19) {
             0 => ClientMessage::Usage(self.usage()),
             1 | 2 => ClientMessage::ReqLock,
             3 | 4 => ClientMessage::Running { epoch },
@@ -83,6 +83,7 @@ impl Liar {
             13 => ClientMessage::WakeWanted,
             14 => ClientMessage::Awake { took_us: self.bytes() },
             15 => ClientMessage::CannotShare,
+            16 => ClientMessage::Shares { with: self.random(5) },
             _ => ClientMessage::Counters(Counters { gated: self.bytes(), ..Counters::default() }),
         }
     }

@@ -1,0 +1,100 @@
+//! Gangs that clients become because they share memory, and gangs that end as they do not fit: see
+//! [`state::gangs`](crate::state::gangs).
+
+use nvshare_proto::{GpuUuid, MAX_GANG_MEMBERS};
+
+use crate::state::client::{ClientId, Gang, GangId};
+use crate::steps::books::Books;
+
+impl Books {
+    /// A client shares memory with those that say the same number.
+    pub(crate) fn on_shares(&mut self, id: ClientId, number: u64) {
+        let note = |shares: &mut Vec<u64>| {
+            let is_new = !shares.contains(&number) && shares.len() < MAX_GANG_MEMBERS as usize;
+            if is_new {
+                shares.push(number);
+            }
+            is_new
+        };
+        if self.change_client(id, |client| note(&mut client.shares)) == Some(true) {
+            let first = self.first_sharer(number, id);
+            self.unite(first, id, number);
+        }
+    }
+
+    /// Makes two clients, and those whom they share memory with already, one gang. A client that has named its gang stays
+    /// with that.
+    fn unite(&mut self, one: ClientId, other: ClientId, number: u64) {
+        let state = self.state();
+        let units = [state.unit(one), state.unit(other)];
+        let has_no_say = |&id: &ClientId| {
+            state.client(id).is_some_and(|client| client.identity.gang.is_none() && !client.goes_alone)
+        };
+        let all: Vec<ClientId> = units.iter().flat_map(|unit| unit.iter().copied()).collect();
+        let are_one = units[0].contains(&other);
+        if are_one || all.len() > MAX_GANG_MEMBERS as usize || !all.iter().all(has_no_say) {
+            return;
+        }
+        let known = state.gang_of(one).or(state.gang_of(other));
+        let gang = Gang { number: known.map_or(number, |gang| gang.0), size: 0 };
+        units.iter().for_each(|unit| self.step_back(unit));
+        self.add_sharers(&all, gang);
+        for &id in &all {
+            self.change_client(id, |client| client.gang = Some(gang.id()));
+            // A unit has one answer, and its clients bring different ones.
+            self.set_must_wait(id, false);
+        }
+        self.gather_gang(one);
+        self.apply_pauses(all.clone());
+        for &id in &all {
+            self.rewrite_entries(id);
+            self.tell_later([id]);
+            self.follow_gang(id);
+        }
+        self.release_drained(one);
+        let unit = self.state().unit(one);
+        self.queue(self.state().gpus_of(&unit));
+        self.report_mut().info(format!(
+            "clients {one} and {other} share memory: they hold their GPUs together, with {} members",
+            all.len()
+        ));
+    }
+
+    /// Ends a gang that does not fit a GPU: its members go on, each by itself. Those that share memory do so for good.
+    pub(crate) fn disband(&mut self, id: ClientId, gang: GangId, uuid: GpuUuid) {
+        let (unit, are_sharers) = (self.state().unit(id), self.state().are_sharers(gang));
+        self.remove_gang(gang);
+        for &member in unit.iter() {
+            self.change_client(member, |client| {
+                client.gang = None;
+                client.goes_alone = are_sharers;
+            });
+        }
+        self.apply_pauses(unit.to_vec());
+        for &member in unit.iter() {
+            self.rewrite_entries(member);
+            self.release_drained(member);
+            self.tell_later([member]);
+        }
+        // Members on other GPUs may have waited for those on this one.
+        self.queue(self.state().gpus_of(&unit));
+        self.report_mut().warn(format!(
+            "the gang of client {id} does not fit {uuid}: its {} members go on, each by itself",
+            unit.len()
+        ));
+    }
+
+    /// Ends the gangs of clients that share memory which hold a GPU and have grown beyond it.
+    pub(crate) fn disband_outgrown_sharers(&mut self, uuid: GpuUuid) {
+        loop {
+            let state = self.state();
+            let Some(gpu) = state.known_gpu(uuid) else { return };
+            let is_outgrown = |&(id, gang): &(ClientId, GangId)| {
+                state.are_sharers(gang) && !state.fits_alone(gpu, &state.unit(id))
+            };
+            let mut gangs = gpu.ledger.staying().iter().filter_map(|&id| Some((id, state.gang_of(id)?)));
+            let Some((id, gang)) = gangs.find(is_outgrown) else { return };
+            self.disband(id, gang, uuid);
+        }
+    }
+}
