@@ -39,6 +39,9 @@ enum Phase {
 
 /// Longest time that a parked program waits for a scheduler that is lost or does not answer. Then the program runs alone.
 pub const RETURN_PATIENCE: Duration = Duration::from_secs(5);
+/// A restore ahead of the lock ends when no more room has come for this long. The process may not be next any more, which it is not
+/// told. More room begins another one.
+pub const ROOM_IS_LATE: Duration = Duration::from_secs(1);
 /// A program that waits longer than this for a scheduler's answer tells the user.
 const SAY_AFTER: Duration = Duration::from_secs(1);
 /// Time without a message of the scheduler, while a program waits, after which a PING asks whether the scheduler lives.

@@ -10,6 +10,7 @@ use nvshare_proto::{
 
 use crate::agenda::Later;
 use crate::library::{GateState, Library};
+use crate::mover::Lane;
 use crate::plan::{Plan, steady};
 use crate::world::{CAPACITY, MS, World, config, gpu};
 
@@ -245,6 +246,29 @@ fn a_member_is_refused_room_beside_one_that_is_stopped() {
         let mut world = World::new(plans.clone(), config(false), seed);
         world.at(MS(2), Later::Stop(1, 11_515, None));
         world.serves_everybody_within(12);
+    }
+}
+
+/// The drain of one fails, so the one that it may depend on is next, without a request. Its memory comes back ahead of the lock. Then the
+/// first one dies, so the second one is not next any more, and is not told.
+#[test]
+fn memory_that_comes_ahead_of_a_turn_that_is_off_is_not_waited_for() {
+    let limited = Wishes {
+        enforcement: Enforcement::Force,
+        compute: vec![ComputeLimit { gpu: gpu(0), percent: 69 }],
+        ..Wishes::default()
+    };
+    let swap = |gib, work| Plan { memory: MemoryMode::Swap, tenant: Some(0), ..steady(gib, work) };
+    let plans = vec![
+        Plan { defers_every: Some(2), asked: limited, starts_at: 2941, dies_at: Some(4807), ..swap(13, 501) },
+        swap(4, 100),
+        Plan { gpus: second(), tenant: None, ..swap(1, 100) },
+    ];
+    for seed in (0..SEEDS).chain([10_437_734_240_253_369_346]) {
+        println!("seed {seed}");
+        let mut world = World::new(plans.clone(), config(false), seed);
+        world.run(MS(20_000));
+        assert!(world.processes[1].lanes.iter().all(Lane::is_at_rest), "{:?}", world.processes[1].lanes);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use nvshare_client::machine::ROOM_IS_LATE;
 use nvshare_client::{Done, MoverOrder, Ticket};
 use nvshare_proto::Amount;
 
@@ -28,6 +29,8 @@ struct Restore {
     lacks: Vec<u64>,
     /// It waits where room is lacking.
     is_ahead: bool,
+    /// When the last room came.
+    came_at: Duration,
 }
 
 #[derive(Debug)]
@@ -48,6 +51,13 @@ pub(crate) struct Lane {
     is_planned: bool,
     /// The task was given up.
     is_given_up: bool,
+}
+
+impl Lane {
+    /// Whether it has nothing to do.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.task.is_none() && self.queue.is_empty()
+    }
 }
 
 impl World {
@@ -150,6 +160,7 @@ impl World {
                     moving: None,
                     lacks: vec![0; library.devices.len()],
                     is_ahead: order == MoverOrder::RestoreEarly,
+                    came_at: self.now,
                 };
                 self.keep(i, lane, Task::Restore(restore), generation);
                 self.plan(i, lane, 50, 100);
@@ -237,10 +248,14 @@ impl World {
                     restore.left.push(number);
                 }
                 if charged == 0 {
+                    if self.now - restore.came_at >= ROOM_IS_LATE {
+                        break;
+                    }
                     self.keep(i, lane, Task::Restore(restore), generation);
                     self.plan(i, lane, 100, 2000);
                     return;
                 }
+                restore.came_at = self.now;
             } else {
                 restore.lacks[device] += absent - charged;
             }

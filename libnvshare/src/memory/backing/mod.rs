@@ -113,7 +113,8 @@ pub(crate) enum Freed {
 pub(crate) enum Lacking {
     /// It leaves the memory where it is.
     GoOn,
-    /// More room comes piece by piece: a restore that can wait does, until it is cancelled, and goes on where it was.
+    /// More room comes piece by piece: a restore that can wait does, and goes on where it was. It ends when it is cancelled, or none
+    /// has come for [`ROOM_IS_LATE`](nvshare_client::machine::ROOM_IS_LATE).
     Wait,
 }
 

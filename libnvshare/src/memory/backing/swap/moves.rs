@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use nvshare_client::machine::ROOM_IS_LATE;
 use nvshare_proto::HandOverPhase::{CopyIn, CopyOut, Look, Map, Unmap};
 use nvshare_proto::ThrottledLine;
 use nvshare_proto::units::MIB;
@@ -313,13 +314,14 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
     let mut order = order::coming(device);
     let mut at_hand = AtHand::default();
     let mut laps = Laps::begin(device.uuid);
+    let mut came_at = Instant::now();
     while let Some(ChunkToMove { allocation, index, .. }) = order.next(queue.is_full()) {
         let Some(mapped) = &allocation.mapped else { continue };
         if cancelled() {
             break;
         }
         let begun = loop {
-            let room_is_made = lacking == Lacking::Wait;
+            let room_is_made = lacking == Lacking::Wait && came_at.elapsed() < ROOM_IS_LATE;
             if !(room_is_made && waits_for_more(&allocation, device, &mut at_hand)) {
                 let begun = begin_in(&allocation, mapped, index, device, &mut at_hand, &mut laps, cancelled);
                 // Room may also come before the driver has the memory of the process that has left it.
@@ -341,6 +343,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
         };
         match begun {
             Begun::Flying(flight) => {
+                came_at = Instant::now();
                 let is_copied = flight.copied > 0;
                 queue.push(flight);
                 if is_copied {
