@@ -337,3 +337,44 @@ fn an_allocation_whose_room_goes_back_while_it_waits_asks_for_all_of_it() {
     session.look(&mut library, MS(4));
     assert_eq!(library.devices[0].update(admit), Ok(Admission::Charged(140 * MIB)));
 }
+
+/// A member of a gang is stopped while it drains, with more room than it uses. Its mate became next and stepped back, over and over.
+#[test]
+fn a_gang_with_a_stopped_member_comes_to_rest() {
+    let gang = Some(Gang { number: 1, size: 0 });
+    let swap = |gib, work| Plan { memory: MemoryMode::Swap, ..steady(gib, work) };
+    let plans = vec![
+        Plan { starts_at: 537, ..swap(10, 100) },
+        Plan { gpus: second(), ..swap(1, 0) },
+        Plan { starts_at: 1943, ..swap(3, 100) },
+        Plan { gang, ..swap(4, 100) },
+        Plan { gang, starts_at: 479, ..swap(2, 0) },
+    ];
+    for seed in (0..SEEDS).chain([1_951_667_277_289_885_554]) {
+        println!("seed {seed}");
+        let mut world = World::new(plans.clone(), config(false), seed);
+        for (i, at, lasts, seen) in [(2, 1884, 570, None), (3, 541, 915, Some(914)), (4, 0, 1455, None)] {
+            world.at(MS(at), Later::Stop(i, lasts, seen));
+        }
+        world.serves_everybody_within(12);
+    }
+}
+
+/// The same with a mate that uses another GPU as well.
+#[test]
+fn a_gang_on_several_gpus_with_a_stopped_member_comes_to_rest() {
+    let gang = Some(Gang { number: 1, size: 0 });
+    let swap = |gib, work| Plan { memory: MemoryMode::Swap, ..steady(gib, work) };
+    let plans = vec![
+        Plan { starts_at: 1521, ..swap(6, 100) },
+        Plan { starts_at: 1521, ..swap(11, 100) },
+        Plan { gpus: vec![gpu(0), gpu(1)], tenant: Some(0), gang, starts_at: 1523, ..swap(7, 0) },
+        Plan { gang, starts_at: 214, ..swap(3, 100) },
+    ];
+    for seed in (0..SEEDS).chain([573_989_708_966_154_682]) {
+        println!("seed {seed}");
+        let mut world = World::new(plans.clone(), config(false), seed);
+        world.at(MS(1282), Later::Stop(3, 2101, Some(242)));
+        world.serves_everybody_within(12);
+    }
+}

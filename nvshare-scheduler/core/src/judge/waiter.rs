@@ -213,7 +213,7 @@ impl State {
 
 /// Returns the head of a GPU's queue, beside the clients that keep running when it comes, with it.
 pub(crate) fn head_beside(gpu: &Gpu, unit: &Unit, kept: Group) -> Head {
-    let demand = gpu.demand_of(unit);
+    let demand = gpu.with_unit(Group::default(), unit, |_| false).demand;
     Head { demand, stays: kept.demand - demand + gpu.ledger.pinned_beside(kept) }
 }
 

@@ -82,6 +82,11 @@ impl Entry {
         self.standing == Standing::Leaves && !self.is_silent
     }
 
+    /// Whether the client was asked to leave and does not answer.
+    pub(crate) fn has_not_left(&self) -> bool {
+        self.standing == Standing::Leaves && self.is_silent
+    }
+
     /// Returns the bytes that the client lacks to have its whole demand resident.
     pub(crate) fn deficit(&self) -> u64 {
         self.demand.saturating_sub(self.room)

@@ -182,10 +182,12 @@ impl Gpu {
         unit.on(self.uuid).iter().map(|&id| self.demand(id)).sum()
     }
 
-    /// Returns a group, and the clients of a unit that are not in it yet.
+    /// Returns a group, and the clients of a unit that are not in it yet. A member that was asked to leave and
+    /// does not answer runs with nobody: what it has is in the way of the others, as that of any such client.
     pub(crate) fn with_unit(&self, group: Group, unit: &Unit, is_in: fn(Standing) -> bool) -> Group {
         let entries = unit.on(self.uuid).iter().filter_map(|&id| self.ledger.entry(id));
-        entries.filter(|entry| !is_in(entry.standing)).fold(group, Group::with)
+        let joins = |entry: &&Entry| !is_in(entry.standing) && !entry.has_not_left();
+        entries.filter(joins).fold(group, Group::with)
     }
 
     /// Returns any client of a unit that has an entry here.
