@@ -363,18 +363,23 @@ impl Machine {
         room.into_iter().for_each(|room| self.act(Action::Give(room)));
         self.lock_requested = false;
         self.end_next();
-        match self.phase {
-            Phase::Free | Phase::Freeing => return,
+        let was = std::mem::replace(&mut self.phase, Phase::Restoring { epoch });
+        match was {
+            Phase::Free | Phase::Freeing => self.phase = was,
             Phase::Running { .. } => {
                 self.phase = Phase::Running { epoch };
                 self.act(Action::Send(ClientMessage::Running { epoch }));
-                return;
             }
-            Phase::Draining { .. } => self.act(Action::Cancel),
-            Phase::Parked | Phase::Next | Phase::Idle { .. } | Phase::Restoring { .. } => {}
+            // The drain may have come in the middle of a restore. Memory on its way then is given up, and counts as being there until
+            // that is over. So the mover looks first.
+            Phase::Draining { .. } => {
+                self.act(Action::Cancel);
+                self.act(Action::Post(MoverOrder::Restore));
+            }
+            Phase::Parked | Phase::Next | Phase::Idle { .. } | Phase::Restoring { .. } => {
+                self.act(Action::Begin { anyway: false });
+            }
         }
-        self.phase = Phase::Restoring { epoch };
-        self.act(Action::Begin { anyway: false });
     }
 
     /// Memory comes back as far as there is room, and the gate stays closed.

@@ -273,8 +273,8 @@ fn count(cancelled: impl Fn() -> bool) -> Option<u64> {
     Some(submissions)
 }
 
-/// Restores memory on all devices at the same time. Returns what is to be asked for where room is lacking; `None` if
-/// it was given up.
+/// Restores memory on all devices at the same time. Returns the room to ask for where it is lacking. `None`: it was given up, or it
+/// went ahead of the lock and lacks room still.
 fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Amount>> {
     let devices: Vec<&'static Device> = devices::used().collect();
     let one = |device: &'static Device| {
@@ -306,7 +306,8 @@ fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Ve
     let lacking = |(device, restored): (&&Device, &device::AfterRestore)| {
         (restored.lacking > 0).then_some(Amount { gpu: device.uuid, bytes: restored.lacking })
     };
-    (!cancelled()).then(|| devices.iter().zip(&restored).filter_map(lacking).collect())
+    let is_complete = !cancelled() && !restored.iter().any(|restored| restored.is_partial);
+    is_complete.then(|| devices.iter().zip(&restored).filter_map(lacking).collect())
 }
 
 fn evict(Amount { gpu, bytes }: Amount) {

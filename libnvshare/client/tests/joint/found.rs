@@ -378,3 +378,24 @@ fn a_gang_on_several_gpus_with_a_stopped_member_comes_to_rest() {
         world.serves_everybody_within(12);
     }
 }
+
+/// It is asked to leave while its memory comes back, and called back, as another client keeps the GPU. Memory on its way was given up, and
+/// counted as being there.
+#[test]
+fn a_client_that_is_called_back_in_its_restore_goes_on_with_all_of_its_memory() {
+    let swap = |gib, work| Plan { memory: MemoryMode::Swap, ..steady(gib, work) };
+    let gang = Some(Gang { number: 1, size: 0 });
+    let both = || vec![gpu(0), gpu(1)];
+    let plans = vec![
+        Plan { gpus: both(), pause: 241, tenant: Some(1), starts_at: 2092, ..swap(12, 301) },
+        Plan { gang, ..swap(3, 0) },
+        Plan { gpus: both(), gang, starts_at: 2436, ..swap(5, 1001) },
+        Plan { gpus: second(), starts_at: 2438, ..swap(12, 100) },
+        Plan { pause: 420, starts_at: 2405, ..swap(9, 201) },
+        Plan { tenant: Some(1), starts_at: 2405, ..steady(9, 100) },
+    ];
+    for seed in (0..SEEDS).chain([18_191_490_420_944_488_438]) {
+        println!("seed {seed}");
+        World::new(plans.clone(), config(false), seed).serves_everybody();
+    }
+}

@@ -249,7 +249,8 @@ impl World {
                 }
                 if charged == 0 {
                     if self.now - restore.came_at >= ROOM_IS_LATE {
-                        break;
+                        self.next_task(i, lane);
+                        return;
                     }
                     self.keep(i, lane, Task::Restore(restore), generation);
                     self.plan(i, lane, 100, 2000);

@@ -19,6 +19,8 @@ pub(super) struct AfterRestore {
     pub(super) lacking: u64,
     /// Whether anything was restored.
     pub(super) moved: bool,
+    /// It went ahead of the lock, and not all of the room came.
+    pub(super) is_partial: bool,
 }
 
 /// Restores a device's allocations, largest first, as far as there is room. Stops soon when it is `cancelled`.
@@ -43,6 +45,7 @@ pub(super) fn restore(
     }
     if lacking == Lacking::Wait {
         // More room is on its way, and the lock comes with the last of it.
+        result.is_partial = all.lacks_mapped > 0 || all.is_full;
         return result;
     }
     let account = device.account();
