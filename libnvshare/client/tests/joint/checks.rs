@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nvshare_proto::{InitialState, SchedulerMessage};
 
+use crate::library::GateState;
 use crate::world::{CAPACITY, GIB, GPUS, MS, Process, World, gpu};
 
 impl World {
@@ -33,8 +34,9 @@ impl World {
                 if process.is_running() {
                     running += 1;
                     demand += account.charged();
-                    // It runs without the room that it was refused.
-                    absent += if process.is_refused { 0 } else { account.absent() };
+                    // It runs without the room that it was refused. In a drain nothing is submitted, and a copy on its way is given up.
+                    let is_drained = process.library.gate == GateState::Closed;
+                    absent += if process.is_refused || is_drained { 0 } else { account.absent() };
                 }
             }
             if self.was_killed {

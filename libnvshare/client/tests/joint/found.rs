@@ -9,6 +9,7 @@ use nvshare_proto::{
 };
 
 use crate::agenda::Later;
+use crate::interactive::auto;
 use crate::library::{GateState, Library};
 use crate::mover::Lane;
 use crate::plan::{Plan, steady};
@@ -397,5 +398,43 @@ fn a_client_that_is_called_back_in_its_restore_goes_on_with_all_of_its_memory() 
     for seed in (0..SEEDS).chain([18_191_490_420_944_488_438]) {
         println!("seed {seed}");
         World::new(plans.clone(), config(false), seed).serves_everybody();
+    }
+}
+
+/// A member came back from its idleness while its mate, which had left another GPU with it, sat there. So nobody looked at the gang
+/// when that GPU became free.
+#[test]
+fn a_member_that_was_idle_waits_with_its_mate() {
+    let swap = |gib, work| Plan { memory: MemoryMode::Swap, ..steady(gib, work) };
+    let plans = vec![
+        Plan { starts_at: 2276, pause: 1238, ..steady(10, 401) },
+        Plan { grows_every: Some(501), pause: 620, starts_at: 2371, ..swap(9, 876) },
+        swap(1, 0),
+        Plan { gpus: second(), pause: 461, starts_at: 2476, shares: Some((0, 0)), ..swap(13, 1301) },
+        Plan { defers_every: Some(3), shares: Some((0, 2792)), starts_at: 1597, ..swap(7, 4667) },
+    ];
+    for seed in (0..SEEDS).chain([4_647_930_563_673_078_584]) {
+        println!("seed {seed}");
+        World::new(plans.clone(), auto(1, 400), seed).serves_everybody_within(21);
+    }
+}
+
+/// The same with a member that never works, and others that are stopped.
+#[test]
+fn a_member_that_was_idle_waits_with_a_mate_that_never_works() {
+    let swap = |gib, work| Plan { memory: MemoryMode::Swap, ..steady(gib, work) };
+    let gang = Some(Gang { number: 0, size: 0 });
+    let plans = vec![
+        Plan { gang, ..swap(6, 0) },
+        Plan { starts_at: 2480, ..swap(3, 4102) },
+        Plan { pause: 61, starts_at: 2756, ..swap(14, 1266) },
+        Plan { gpus: second(), pause: 564, tenant: Some(0), gang, starts_at: 2549, ..swap(1, 1201) },
+        Plan { pause: 466, starts_at: 2698, ..steady(11, 601) },
+    ];
+    for seed in (0..SEEDS).chain([571_626_809_864_392_710]) {
+        println!("seed {seed}");
+        let mut world = World::new(plans.clone(), config(false), seed);
+        world.at(MS(4483), Later::Stop(2, 503, Some(502)));
+        world.serves_everybody_within(12);
     }
 }

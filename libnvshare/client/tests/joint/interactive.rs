@@ -13,7 +13,7 @@ use crate::world::{MS, World, config};
 const ENDLESS: u64 = 10_000_000;
 
 /// Switching may cost `percent` of the time, and work may wait for `max_wait` milliseconds.
-fn auto(percent: u32, max_wait: u64) -> Config {
+pub(crate) fn auto(percent: u32, max_wait: u64) -> Config {
     let auto = AutoTarget { overhead_ppm: percent * 10_000, max_wait: MS(max_wait) };
     Config { auto: Some(auto), ..config(false) }
 }

@@ -194,7 +194,6 @@ impl Books {
         match phase {
             Phase::Parked => {
                 self.change_client(id, |client| client.request_lock(now));
-                self.want_together(id);
             }
             // The idle client kept its place and nobody took it, so it goes on at once.
             Phase::Idle { .. } => {

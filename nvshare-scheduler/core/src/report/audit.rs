@@ -3,7 +3,7 @@
 use nvshare_proto::GpuUuid;
 
 use crate::state::State;
-use crate::state::client::{ClientId, Phase};
+use crate::state::client::{Client, ClientId, Phase};
 use crate::state::gpu::Gpu;
 use crate::state::place::Place;
 
@@ -20,10 +20,25 @@ impl State {
         if let Some(uuid) = used.find(|uuid| self.gpu(**uuid).is_none()) {
             return Err(format!("a client uses {uuid}, which is not known"));
         }
+        if self.is_scheduling() {
+            self.audit_gangs()?;
+        }
         for gpu in self.gpus() {
             self.audit_sums(gpu)?;
             if self.is_scheduling() && gpu.deadline.is_none() {
                 self.audit_progress(gpu)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks for members that sit there while another one waits: nobody looks at the waiter when their GPU gets free.
+    fn audit_gangs(&self) -> Result<(), String> {
+        for waiter in self.clients().filter(|client| client.waits() && client.gang.is_some()) {
+            let unit = self.unit_of(waiter);
+            let sits = |client: &&Client| client.phase() == Phase::Parked && !client.wants;
+            if let Some(sitter) = self.clients_of(&unit).find(sits) {
+                return Err(format!("client {} waits, and its mate {} does not", waiter.id, sitter.id));
             }
         }
         Ok(())

@@ -281,6 +281,11 @@ impl State {
         self.gangs.get(&gang).is_some_and(Members::are_sharers)
     }
 
+    /// Returns the members of a gang.
+    pub(crate) fn members(&self, gang: GangId) -> Vec<ClientId> {
+        self.gangs.get(&gang).into_iter().flat_map(Members::ids).collect()
+    }
+
     /// Returns the GPUs of all members of a gang.
     pub(crate) fn gpus_of_gang(&self, gang: GangId) -> impl Iterator<Item = GpuUuid> {
         self.gangs.get(&gang).into_iter().flat_map(Members::gpus)

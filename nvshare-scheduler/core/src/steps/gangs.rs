@@ -2,7 +2,7 @@
 
 use nvshare_proto::MAX_GANG_MEMBERS;
 
-use crate::state::client::{Client, ClientId, Gang, Phase};
+use crate::state::client::{Client, ClientId, Gang, GangId, Phase};
 use crate::state::gangs::Muster;
 use crate::steps::books::Books;
 
@@ -35,37 +35,34 @@ impl Books {
         }
     }
 
-    /// Requests the lock for all members of a gang that do not have it, when one member wants it.
-    pub(crate) fn want_together(&mut self, id: ClientId) {
-        let now = self.state().now();
-        if self.state().gang_of(id).is_none() {
-            return;
-        }
-        for other in self.state().unit(id).iter().copied() {
-            let sits = |client: &Client| client.phase() == Phase::Parked && !client.wants;
-            if self.state().client(other).is_some_and(sits) {
-                self.change_client(other, |client| {
-                    client.wants = true;
-                    client.waiting_since = now;
-                });
-            }
-        }
-    }
-
-    /// Requests the lock for a member that comes, if another member has it or wants it.
+    /// Requests the lock for a member that comes, if another member has it or waits for it.
     pub(crate) fn follow_gang(&mut self, id: ClientId) {
+        let Some(gang) = self.state().gang_of(id) else { return };
         let unit = self.state().unit(id);
         if self.state().clients_of(&unit).any(|client| client.phase().holds()) {
-            self.want_together(id);
+            self.wait_with_gang(id);
         }
-        self.wait_with_gang(id);
+        self.wait_together(gang);
     }
 
-    /// Requests the lock for a member whose gate is closed, if another one waits for it.
-    pub(crate) fn wait_with_gang(&mut self, id: ClientId) {
-        let unit = self.state().unit(id);
-        if self.state().clients_of(&unit).any(Client::waits) {
-            self.want_together(id);
+    /// Requests the lock for all members that sit there, if one waits for it. A waiter is looked at when something changes on a GPU
+    /// where a member waits, and on no other.
+    pub(crate) fn wait_together(&mut self, gang: GangId) {
+        let members = self.state().members(gang);
+        if members.iter().any(|&id| self.state().client(id).is_some_and(Client::waits)) {
+            members.into_iter().for_each(|id| self.wait_with_gang(id));
+        }
+    }
+
+    /// Requests the lock for a member that sits there.
+    fn wait_with_gang(&mut self, id: ClientId) {
+        let now = self.state().now();
+        let sits = |client: &Client| client.phase() == Phase::Parked && !client.wants;
+        if self.state().client(id).is_some_and(sits) {
+            self.change_client(id, |client| {
+                client.wants = true;
+                client.waiting_since = now;
+            });
         }
     }
 }

@@ -30,7 +30,6 @@ impl Books {
                     client.park();
                     client.note_drained();
                 });
-                self.wait_with_gang(id);
                 self.change_each_gpu_of(id, |gpu, _| gpu.freed_at = Some(now));
             }
             Some(Phase::Granted { epoch, .. } | Phase::Running { epoch }) => {
@@ -129,7 +128,6 @@ impl Books {
                 gpu.deferred.forget_count();
             }
         });
-        self.wait_with_gang(id);
     }
 
     /// Parks the clients of a unit that were next: they wait on.

@@ -70,6 +70,7 @@ impl Books {
             self.queue(self.state().gpus_of(&self.state().unit(id)));
         }
         while let Some(gang) = self.agenda_mut().take_gang() {
+            self.wait_together(gang);
             let gpus: Vec<GpuUuid> = self.state().gpus_of_gang(gang).collect();
             self.queue(gpus);
         }
