@@ -232,11 +232,11 @@ pub enum ClientMessage {
     Counters(Counters),
     /// Work waits, and the scheduler has said nothing for a while: asks whether the scheduler lives.
     Ping,
-    /// In answer to ASK_PROGRESS, as soon as all work is complete that had been submitted when it came.
+    /// Until version 14, the answer to ASK_PROGRESS.
     Progress {
         /// The ticket of the question.
         ticket: u64,
-        /// How many submissions that are, since the process started: [`Counters::gated`] at that moment.
+        /// Submissions that were complete, since the process started.
         submissions: u64,
     },
     /// Memory has to leave the card: asks for memory of the host. The answer is [`SchedulerMessage::HostMemory`], and comes
@@ -349,7 +349,7 @@ pub enum SchedulerMessage {
     /// Room in which a client that is next brings its memory back while others still leave. Its gate stays closed until
     /// LOCK_OK.
     Restore(Amount),
-    /// Say PROGRESS when all work is complete that is submitted by now. A drain that begins before that takes the answer's place.
+    /// Until version 14, the question how much work is complete. A scheduler that asks goes on without the answer.
     AskProgress {
         /// Connects the answer with the question.
         ticket: u64,

@@ -59,11 +59,11 @@ pub struct GpuStatus {
     /// Time that the GPU stands still in a hand-over that moves memory, in microseconds, as measured in recent
     /// hand-overs; 0: there was none.
     pub switch_cost_us: u64,
-    /// Clients take turns though their memory fits the GPU: weights, compute limits or priorities ask for it, or a measurement.
+    /// Clients take turns though their memory fits the GPU: weights, compute limits or priorities ask for it.
     pub slices: bool,
-    /// They do so because it was measured that they get more done by turns.
+    /// Always false; until version 14, whether a measurement asked for turns.
     pub by_measure: bool,
-    /// The clients' throughput side by side, in thousandths of that by turns, as last measured; 0: not measured.
+    /// Always 0; until version 14, a result of that measurement.
     pub side_by_side: u32,
 }
 

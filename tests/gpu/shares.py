@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Shares of a real card's time, and quanta that follow from what hand-overs cost, by the programs' own iterations against their own rate alone.
 shares.py [--memory managed|swap] SCENARIO ..., each of: fitting notfitting force change auto burst together; all take about 830 s; and curve, which takes 250 s. --seconds N: of each run of `fitting`
-(15 s unless said otherwise), `notfitting` (50 s, once with each memory unless --memory says which) and the filling pair of `together` (24 s, about 180 s in all). Needs PyTorch and `dist/` (cargo dist-local).
+(15 s unless said otherwise), `notfitting` (50 s, once with each memory unless --memory says which) and `together` (12 s, about 170 s in all). Needs PyTorch and `dist/` (cargo dist-local).
 Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a program failed or a figure misses its aim."""
 import argparse, statistics
 from harness import *
@@ -237,41 +237,19 @@ def curve():
         row(scenario="curve", **beside(overhead, 30)[2])
 
 
-def together(fill_seconds=24, gap_seconds=10, runs=3):
-    """Two pairs that fit together, natively and under nvshare, interleaved: jobs with host work between their steps, and jobs that fill the card."""
-    def pair(script, arguments, seconds, s):
-        return start_together(["a", "b"], lambda name, go: Job(script, name, *arguments, "--seconds", seconds, scheduler=s, go=go))
-
-    def measured(script, arguments, seconds):
-        """What a pair gets done under a scheduler that measures, in the last 8 s as well, and what came of the trials."""
-        with Scheduler("--gpu-memory", "60GiB", "--together", "measure", log="info") as s:
-            jobs, clients, gpu = pair(script, arguments, seconds, s), {}, {}
-            until = time.time() + seconds
-            while time.time() < until:
-                time.sleep(min(1, max(until - time.time(), 0)))
-                status = s.status()
-                gpu = s.gpu(status)
-                clients.update((c["pid"], c) for c in status["clients"])
-            ended = results(jobs)
-            lines = [line for line in open(s.log)]
-        said = [line.split(": ", 1)[-1].strip() for line in lines if "side by side" in line]
-        by = [r["by"] for r in ended if len(r.get("by", [])) > 9]
-        last = sum((b[-1] - b[-9]) / 8 for b in by) if len(by) == 2 else None
-        counters = dict(turns=gpu["turns"], side_by_side=gpu["side_by_side"], by_measure=gpu["by_measure"], **gpu.get("trials", {}), deferrals=sum(c["counters"]["deferrals"] for c in clients.values()), could_not_drain=sum("its kernels are not done" in line for line in lines), said=" | ".join(said))
-        return sum(r["per_s"] for r in ended), last, counters
-
-    pairs = [("gaps of 12 ms", "job.py", ["--gib", 2, "--cpu-ms", 12], 7, gap_seconds), ("fill the card", "stream_job.py", ["--every", 1], 5, fill_seconds)]
-    ratios = {what: [] for what, *_ in pairs}
+def together(seconds=12, runs=5):
+    """Two jobs that fit and that each fill the card, side by side and one at a time, interleaved."""
+    ratios = []
     for run in range(runs):
-        for what, script, arguments, native_seconds, seconds in pairs:
-            native = sum(r["per_s"] for r in results(pair(script, arguments, native_seconds, None)))
-            per_s, last, counters = measured(script, arguments, seconds)
-            whole, in_the_end = (native / max(n, 1e-9) for n in (per_s, last or per_s))
-            ratios[what].append((whole, in_the_end))
-            row(scenario="together", what=what, run=run + 1, seconds=seconds, native_per_s=round(native, 2), per_s=round(per_s, 2), time_of_native=f"{whole:.4f}", last_8_s=f"{in_the_end:.4f}" if last else "-", **counters)
-    for what, most, which in (("gaps of 12 ms", 1.01, 0), ("fill the card", 0.97, 1)):
-        middle = statistics.median(ratio[which] for ratio in ratios[what])
-        aim(f"{most} of the native time at most, {('in all', 'in the last 8 s')[which]}", middle <= most, scenario="together", what=what, median=f"{middle:.4f}", each=" ".join(f"{ratio[which]:.4f}" for ratio in ratios[what]), median_of_the_whole=f"{statistics.median(ratio[0] for ratio in ratios[what]):.4f}")
+        done = {}
+        for how in (["--exclusive"], [])[:: 1 if run % 2 else -1]:
+            with Scheduler("--gpu-memory", "60GiB", *how, log="info") as s:
+                jobs = start_together(["a", "b"], lambda name, go: Job("stream_job.py", name, "--seconds", seconds, scheduler=s, go=go))
+                done[bool(how)] = sum(r["per_s"] for r in results(jobs))
+        ratios.append(done[True] / max(done[False], 1e-9))
+        row(scenario="together", run=run + 1, side_by_side_per_s=round(done[False], 2), one_at_a_time_per_s=round(done[True], 2), ratio=f"{ratios[-1]:.4f}")
+    middle = statistics.median(ratios)
+    aim("one at a time does at least as much", middle >= 1, scenario="together", median=f"{middle:.4f}")
 
 
 if __name__ == "__main__":

@@ -293,12 +293,11 @@ impl Machine {
             SchedulerMessage::SchedOff => self.go_alone(),
             SchedulerMessage::SchedOn { epoch } => self.adopted(epoch),
             SchedulerMessage::AskCounters => self.act(Action::Report),
-            // A drain ends with the counters, and all that they count is complete.
-            SchedulerMessage::AskProgress { .. } if matches!(self.phase, Phase::Draining { .. }) => {}
-            SchedulerMessage::AskProgress { ticket } => self.act(Action::Post(MoverOrder::Count(ticket))),
             SchedulerMessage::Limit(room) => self.act(Action::AllocationLimit(room)),
-            // The library takes the page, and memory of the host, itself. PONG has had its effect when it was heard.
-            SchedulerMessage::Quota { .. }
+            // The library takes the page, and memory of the host, itself. PONG has had its effect when it was heard. A scheduler that asks
+            // for progress goes on without the answer.
+            SchedulerMessage::AskProgress { .. }
+            | SchedulerMessage::Quota { .. }
             | SchedulerMessage::HostMemory { .. }
             | SchedulerMessage::HostShort { .. }
             | SchedulerMessage::Sleep

@@ -44,13 +44,6 @@ pub enum Done {
     },
     /// Some work is not complete.
     Busy,
-    /// All work is complete that had been submitted when a [`MoverOrder::Count`] began.
-    Counted {
-        /// The number of the job.
-        ticket: u64,
-        /// How many submissions that are, since the start.
-        submissions: u64,
-    },
     /// The process is off the card.
     Asleep,
     /// It could not go off the card.
@@ -199,9 +192,6 @@ impl Session {
                 self.feed(host, Input::CannotSleep { reason, for_good }, now);
             }
             Done::Awake { took } => self.feed(host, Input::Awake { took }, now),
-            Done::Counted { ticket, submissions } => {
-                host.say(ClientMessage::Progress { ticket, submissions });
-            }
             Done::Evicted(gpu) => {
                 let bytes = host.update(gpu, Account::take_made).unwrap_or(0);
                 tell_usage(host, gpu);

@@ -23,7 +23,6 @@ use crate::process::threads::{self, Pace};
 use crate::process::{counters, lifecycle, log, phases};
 use crate::work::drain::Drain;
 use crate::work::gate;
-use crate::work::submitted::Submitted;
 
 /// Longest wait of an eviction for allocations and frees that are under way: the driver's call may be behind work of the program.
 const CHANGE_IS_LATE: Duration = Duration::from_secs(5);
@@ -119,11 +118,6 @@ pub(crate) fn run(to: fn(Done)) {
                 }
             }
             MoverOrder::Probe => report(probe(cancelled)),
-            MoverOrder::Count(ticket) => {
-                if let Some(submissions) = count(cancelled) {
-                    report(Done::Counted { ticket, submissions });
-                }
-            }
         }
         if is_restore {
             RESTORES.fetch_sub(1, Ordering::SeqCst);
@@ -142,7 +136,6 @@ fn answer_asleep(order: &MoverOrder) {
         }
         MoverOrder::Drain(ticket) => report(Done::Drained(ticket)),
         MoverOrder::Probe => report(Done::Quiet { submissions }),
-        MoverOrder::Count(ticket) => report(Done::Counted { ticket, submissions }),
         MoverOrder::Restore | MoverOrder::RestoreEarly | MoverOrder::Sleep | MoverOrder::Wake => {}
     }
 }
@@ -244,33 +237,6 @@ fn probe(cancelled: impl Fn() -> bool) -> Done {
     } else {
         Done::Busy
     }
-}
-
-/// Waits until all work is complete that is submitted by now, without closing the gate: how many submissions that are. `None` if it was
-/// given up: there is no telling, or another order is due.
-fn count(cancelled: impl Fn() -> bool) -> Option<u64> {
-    /// The program's own calls have the driver in between. Submissions worth counting take a hundred times as long.
-    const LOOK: Duration = Duration::from_micros(500);
-    /// A capture that has not ended after this many looks may take long.
-    const LOOKS: u32 = 400;
-    let is_other =
-        |(order, _): &(MoverOrder, u64)| !matches!(order, MoverOrder::Count(_) | MoverOrder::Probe);
-    let given_up = || cancelled() || lifecycle::is_exiting() || lock(&QUEUE).orders.iter().any(is_other);
-    let mut work = (0..LOOKS).find_map(|look| {
-        if look > 0 {
-            threads::sleep(LOOK);
-        }
-        if given_up() { Some(None) } else { Submitted::by_now().map(Some) }
-    })??;
-    // The driver's call may have waited for work of the program, so what was submitted is counted behind it.
-    let submissions = gate::totals().0;
-    while !work.forget_complete() {
-        if given_up() {
-            return None;
-        }
-        threads::sleep(LOOK);
-    }
-    Some(submissions)
 }
 
 /// Restores memory on all devices at the same time. Returns the room to ask for where it is lacking. `None`: it was given up, or it

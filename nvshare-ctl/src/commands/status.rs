@@ -49,7 +49,6 @@ fn text(status: &Status, layout: Layout) -> String {
     let notes: Vec<String> = show::reasons(status)
         .into_iter()
         .chain(show::asleep(status))
-        .chain(show::turns(&status.gpus))
         .chain(show::short_turns(&status.gpus))
         .chain(show::kept(status))
         .chain(show::mixed(status))

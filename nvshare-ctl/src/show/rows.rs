@@ -106,18 +106,6 @@ pub(crate) fn gpu_rows(gpus: &[GpuStatus]) -> Vec<Vec<String>> {
     gpus.iter().map(row).collect()
 }
 
-/// A line for each GPU whose clients take turns because they get more done by turns.
-pub(crate) fn turns(gpus: &[GpuStatus]) -> Vec<String> {
-    let line = |gpu: &GpuStatus| {
-        format!(
-            "clients on {} take turns though they fit: side by side they get {:.3} of what they get done by turns",
-            gpu_name(gpu),
-            f64::from(gpu.side_by_side) / 1e3
-        )
-    };
-    gpus.iter().filter(|gpu| gpu.by_measure).map(line).collect()
-}
-
 /// NVML reports a small amount that belongs to no process even on an idle GPU; smaller values are not shown.
 const MIN_KEPT: u64 = GIB;
 

@@ -36,7 +36,7 @@ pub use policy::quantum::AutoTarget;
 pub use report::Output;
 pub use report::incidents::Incident;
 pub use state::client::{ClientId, Gang, Identity, MAX_GPUS_PER_CLIENT};
-pub use state::config::{Config, GpuConfig, Together};
+pub use state::config::{Config, GpuConfig};
 #[cfg(feature = "test-api")]
 pub use state::cost::{HandOverCosts, RecentMean};
 pub use state::rule::Rule;

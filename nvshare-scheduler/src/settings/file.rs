@@ -113,7 +113,6 @@ mod tests {
             ("gpu-memory = 4\n", 1, "the least is 64.0 MiB"),
             ("reserve = -1\n", 1, "is not a size"),
             ("exclusive = 1\n", 1, "invalid type"),
-            ("together = \"never\"\n", 1, "accepted: measure, always"),
             ("tq = [1]\n", 1, "expected seconds"),
             ("log = \"loud\"\n", 1, "is not a level"),
             ("socket = \"\"\n", 1, "the path is empty"),

@@ -78,7 +78,6 @@ impl Options {
             gpu_memory: shared.gpu_memory.map(|size| size.0),
             reserve: shared.reserve.map(|size| size.0),
             exclusive: shared.exclusive,
-            together: shared.together.map(|how| how.0).unwrap_or_default(),
             exchange: self.exchange.unwrap_or_default(),
             gpus: shared.gpu.into_iter().map(|(gpu, own)| (gpu, own.into())).collect(),
             ..Config::default()
@@ -159,7 +158,6 @@ mod tests {
     use std::time::Duration;
 
     use clap::Parser;
-    use nvshare_core::Together;
     use nvshare_proto::units::GIB;
 
     use super::*;
@@ -190,10 +188,6 @@ mod tests {
         assert_eq!(settings(&["--gpu-memory", "8g"], text).config.reserve, None, "an option makes it void");
         let config = settings(&["--reserve", "1g"], "gpu-memory = \"8g\"").config;
         assert_eq!((config.gpu_memory, config.reserve), (None, Some(GIB)));
-        let together = |arguments: &[&str], text| settings(arguments, text).config.together;
-        assert_eq!(together(&[], ""), Together::Always);
-        assert_eq!(together(&[], "together = \"measure\""), Together::Measure);
-        assert_eq!(together(&["--together", "always"], "together = \"measure\""), Together::Always);
     }
 
     #[test]
@@ -239,7 +233,6 @@ mod tests {
             &["--tq", "automatic"],
             &["--reserve", "-1"],
             &["--log", "loud"],
-            &["--together", "sometimes"],
             &["--exchange", "some"],
             &["--tq"],
             &["x"],

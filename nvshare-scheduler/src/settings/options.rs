@@ -9,7 +9,7 @@ use clap::{Args, Parser};
 use nvshare_core::Exchange;
 use nvshare_proto::{GpuUuid, env as names};
 
-use super::values::{Grace, HowTogether, Level, Memory, Size, SleepAfter, Tq, path, text};
+use super::values::{Grace, Level, Memory, Size, SleepAfter, Tq, path, text};
 use crate::gpus;
 use crate::metrics::Address;
 
@@ -91,11 +91,6 @@ pub(super) struct Shared {
     #[arg(long)]
     pub(super) exclusive: bool,
 
-    /// Whether jobs whose memory fits run side by side. "always": they do. "measure": they take turns if trials show that they
-    /// get more done that way [default: always]
-    #[arg(long, value_name = "HOW")]
-    pub(super) together: Option<HowTogether>,
-
     /// Report a client as stuck when it does not answer for this long, in seconds [default: 10]
     #[arg(long, value_name = "SECONDS")]
     pub(super) grace: Option<Grace>,
@@ -134,7 +129,6 @@ impl Shared {
             tq: self.tq.or(below.tq),
             // A command line can only switch it on.
             exclusive: self.exclusive || below.exclusive,
-            together: self.together.or(below.together),
             grace: self.grace.or(below.grace),
             sleep_after: self.sleep_after.or(below.sleep_after),
             log: self.log.or(below.log),

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use nvshare_core::Together;
 use nvshare_proto::{QuantumRule, units};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
@@ -38,16 +37,7 @@ written!(Grace, Duration, units::parse_grace, units::ParseError, "seconds");
 written!(SleepAfter, Duration, units::parse_sleep_after, units::ParseError, "seconds");
 written!(Size, u64, units::parse_bytes, units::ParseError, "a size");
 written!(Memory, u64, units::parse_limit, String, "a size");
-written!(HowTogether, Together, together, String, "measure or always");
 written!(Level, tracing::Level, level, String, "a level");
-
-fn together(text: &str) -> Result<Together, String> {
-    match text {
-        "measure" => Ok(Together::Measure),
-        "always" => Ok(Together::Always),
-        _ => Err(format!("{text:?} is no way to run together; accepted: measure, always")),
-    }
-}
 
 fn level(text: &str) -> Result<tracing::Level, String> {
     text.parse().map_err(|_| format!("{text:?} is not a level; accepted: error, warn, info, debug, trace"))

@@ -41,7 +41,6 @@ mod strangers;
 mod streams;
 mod terminals;
 mod timeline;
-mod together;
 mod top;
 mod versions;
 mod watch;

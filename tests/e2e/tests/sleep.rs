@@ -303,8 +303,6 @@ fn what_needs_no_driver_is_answered_asleep() {
     sleeper.evict();
     sleeper.say(SchedulerMessage::AskCounters);
     sleeper.until(|m| matches!(m, ClientMessage::Counters(_)).then_some(()));
-    sleeper.say(SchedulerMessage::AskProgress { ticket: 7 });
-    sleeper.until(|m| matches!(m, ClientMessage::Progress { ticket: 7, .. }).then_some(()));
     sleeper.say(SchedulerMessage::HostShort { bytes: 1 << 30 });
     sleeper.say(SchedulerMessage::Limit(Amount { gpu: sleeper.gpu, bytes: 512 << 20 }));
     sleeper.until(|m| matches!(m, ClientMessage::Usage(Usage { limit: 0x2000_0000, .. })).then_some(()));
@@ -313,8 +311,8 @@ fn what_needs_no_driver_is_answered_asleep() {
     let (epoch, room) = (Epoch { boot: 1, counter: 99 }, vec![Amount { gpu: sleeper.gpu, bytes: ROOM }]);
     sleeper.say(SchedulerMessage::LockOk { epoch, quantum_ms: 60_000, room });
     sleeper.say(SchedulerMessage::SchedOff);
-    sleeper.say(SchedulerMessage::AskProgress { ticket: 8 });
-    sleeper.until(|m| matches!(m, ClientMessage::Progress { ticket: 8, .. }).then_some(()));
+    sleeper.say(SchedulerMessage::AskCounters);
+    sleeper.until(|m| matches!(m, ClientMessage::Counters(_)).then_some(()));
     assert_eq!(sleeper.free(), ALL);
     sleeper.wake();
     sleeper.finish();

@@ -142,11 +142,6 @@ impl Client {
         Counters { gated: (self.launched + ahead) as u64, ..Counters::default() }
     }
 
-    /// Launches whose work is complete.
-    pub(crate) fn complete(&self) -> u64 {
-        self.launched as u64
-    }
-
     pub(crate) fn next_gap(&mut self, now: Time) -> Duration {
         let ms = match self.phase(now).map_or(self.job.gap, |phase| phase.gap) {
             Gap::Fixed(ms) => ms,

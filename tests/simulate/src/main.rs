@@ -14,7 +14,6 @@ mod random;
 mod show;
 #[cfg(test)]
 mod tests;
-mod together;
 mod trace;
 mod world;
 
@@ -86,9 +85,6 @@ struct Options {
     /// With overheads: how long work may wait, in seconds
     #[arg(long, default_value_t = 30.0, requires = "overheads")]
     max_wait: f64,
-    /// Prints for sets of jobs that fit a GPU what they get done when it is measured whether turns are better
-    #[arg(long)]
-    together: bool,
     /// Draws the table as a picture
     #[arg(long)]
     svg: Option<PathBuf>,
@@ -105,10 +101,6 @@ fn main() -> ExitCode {
 }
 
 fn simulate(options: &Options) -> Result<(), String> {
-    if options.together {
-        together::print(options.seed);
-        return Ok(());
-    }
     let until = Duration::try_from_secs_f64(options.minutes * 60.0)
         .map_err(|_| "a time without meaning".to_owned())?;
     let trace = the_trace(options)?;

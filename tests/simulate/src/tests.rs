@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use nvshare_core::{Config, Together};
+use nvshare_core::Config;
 
 use crate::card::Link;
 use crate::measure::Summary;
 use crate::policies::{ByTurns, Ours, Rule, Scheduler};
-use crate::together;
 use crate::trace::{self, Class, Mix};
 use crate::world::{Outcome, World};
 
@@ -162,21 +161,4 @@ fn the_same_seed_gives_the_same_numbers() {
     assert_eq!(first, outcome());
     assert_eq!(first.classes.len(), 5);
     assert!(first.classes[&Class::Inference].wait_s[1] > 0.0, "somebody has to wait");
-}
-
-#[test]
-fn measuring_costs_no_set_more_than_a_hundredth_and_turns_pay_where_jobs_fill_the_card() {
-    for (name, lines) in together::SETS {
-        for seconds in [20, 40, 120] {
-            // Where jobs leave gaps, one hand-over more shifts them against each other for good. In one run, that gives or
-            // takes more than a trial costs: many runs tell.
-            let runs = if name.contains("gaps of 12 ms") || name.contains("phases of 0.5") { 32 } else { 1 };
-            let once = |together, seed| together::done(&together::run(lines, together, seed, S(seconds)));
-            let work = |together| (3..3 + runs).map(|seed| once(together, seed)).sum::<f64>();
-            let gain = work(Together::Measure) / work(Together::Always) - 1.0;
-            assert!(gain >= -0.01, "{name}, {seconds} s: {gain:.4}");
-            let fills = ["two that fill the card", "three", "two in steps of 12 ms"].contains(&name);
-            assert!(!fills || seconds < 120 || gain >= 0.035, "{name}: {gain:.4}");
-        }
-    }
 }

@@ -396,13 +396,6 @@ impl World {
                 }
             }
             SchedulerMessage::AskCounters => self.says_its_counters(i),
-            // Of what is in flight the part that is complete is known, and the answer that waits for the rest says the same rate.
-            SchedulerMessage::AskProgress { ticket } => {
-                let now = self.now;
-                self.clients[i].settle(now);
-                let submissions = self.clients[i].complete();
-                self.say(i, ClientMessage::Progress { ticket, submissions });
-            }
             SchedulerMessage::Waiters { waiting } => {
                 self.clients[i].contested = waiting;
                 self.idles_later(i);

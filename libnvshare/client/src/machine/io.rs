@@ -23,8 +23,6 @@ pub enum MoverOrder {
     Evict(Amount),
     /// Find out whether all submitted work is complete, without closing the gate.
     Probe,
-    /// Wait until all work is complete that is submitted by now, without closing the gate. The number goes with the answer.
-    Count(u64),
     /// Take the process off the card. The gate is closed.
     Sleep,
     /// Bring it back.

@@ -146,12 +146,6 @@ impl World {
                 let submissions = nvshare_client::Host::submissions(&self.processes[i].library);
                 self.probe(i, lane, submissions, generation);
             }
-            // All submitted work counts as complete: these worlds do not measure.
-            MoverOrder::Count(ticket) => {
-                let submissions = nvshare_client::Host::submissions(&self.processes[i].library);
-                self.report(i, Done::Counted { ticket, submissions });
-                self.next_task(i, lane);
-            }
             MoverOrder::Restore | MoverOrder::RestoreEarly => {
                 let library = &process.library;
                 let left = (0..library.allocations.len()).map(|at| library.allocations[at].number).rev();

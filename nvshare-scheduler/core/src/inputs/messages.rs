@@ -39,7 +39,6 @@ impl Books {
                 | Phase::Dropping { epoch: current, .. }
                     if current == epoch =>
                 {
-                    self.note_turn(id);
                     self.park(id, phase);
                 }
                 _ => {}
@@ -50,7 +49,6 @@ impl Books {
             },
             ClientMessage::Idle { epoch } => match phase {
                 Phase::Running { epoch: current } if current == epoch => {
-                    self.note_sleep(id);
                     self.change_client(id, |client| client.idle(epoch, now));
                 }
                 // The client was asked to leave meanwhile: an idle client has nothing left to drain.
@@ -80,7 +78,8 @@ impl Books {
             }
             ClientMessage::Evicted { gpu, short } => self.on_evicted(id, phase, gpu, short),
             ClientMessage::Ping => self.send(id, SchedulerMessage::Pong),
-            ClientMessage::Progress { ticket, submissions } => self.note_progress(id, ticket, submissions),
+            // Nobody was asked.
+            ClientMessage::Progress { .. } => {}
             ClientMessage::Asleep => self.on_asleep(id, phase),
             ClientMessage::CannotSleep { reason, for_good } => self.on_cannot_sleep(id, &reason, for_good),
             ClientMessage::WakeWanted => self.on_wake_wanted(id, phase),

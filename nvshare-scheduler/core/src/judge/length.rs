@@ -131,8 +131,8 @@ impl State {
             let behind = own.saturating_sub(gpu.shares.time(job));
             let weight = gpu.shares.weight(job);
             heaviest = heaviest.max(weight);
-            // A smaller difference does not count. Turns that are measured all have the same length.
-            if behind > EVEN && !gpu.trial.takes_turns() {
+            // A smaller difference does not count.
+            if behind > EVEN {
                 catches_up = catches_up.max(gpu.shares.time_to_reach(job, own));
             }
         }
@@ -160,9 +160,6 @@ impl State {
     pub(crate) fn quantum(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
         if to_move == 0 && gpu.shares.are_unequal() {
             return slices::length(gpu.cost.gap.mean());
-        }
-        if to_move == 0 && gpu.trial.takes_turns() {
-            return gpu.trial.slice();
         }
         let Rule::Auto(target) = gpu.rule else { return gpu.quantum };
         quantum::auto(target, self.cost_of_moving(gpu, unit, to_move), gpu.shares.long())

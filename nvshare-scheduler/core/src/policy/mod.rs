@@ -10,7 +10,6 @@
 //! | who is next, and who may pass it? | [`order`] |
 //! | how is a compute limit enforced? | [`pace`] |
 //! | how long is an answer waited for, and when is it asked for again? | [`patience`] |
-//! | do jobs that fit get more done side by side, or by turns? | [`progress`] |
 //! | how long is a turn? | [`quantum`] |
 //! | when does a client that rests go to sleep by itself? | [`rest`] |
 //! | who is interactive? | [`rhythm`] |
@@ -30,7 +29,6 @@ pub(crate) mod exchange;
 pub(crate) mod order;
 pub(crate) mod pace;
 pub(crate) mod patience;
-pub(crate) mod progress;
 pub(crate) mod quantum;
 pub(crate) mod rest;
 pub(crate) mod rhythm;

@@ -59,8 +59,8 @@ impl State {
                 rule: gpu.rule.said(),
                 switch_cost_us: gpu.cost.gap.mean().map_or(0, |cost| cost.as_micros() as u64),
                 slices: gpu.takes_slices(),
-                by_measure: gpu.trial.is_decided(),
-                side_by_side: gpu.trial.shown().map_or(0, |sum| (sum * 1000.0).round() as u32),
+                by_measure: false,
+                side_by_side: 0,
             }
         };
         self.gpus().map(row).collect()

@@ -13,16 +13,6 @@ use crate::policy::sleep::Card;
 use crate::state::gpu::CapacityFigures;
 use crate::state::rule::Rule;
 
-/// Whether jobs that fit a GPU together run side by side.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Together {
-    /// As long as they get no more done by turns: see `policy/progress.rs`.
-    Measure,
-    /// Always.
-    #[default]
-    Always,
-}
-
 /// The administrator's choices at the start.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -42,8 +32,6 @@ pub struct Config {
     pub gpus: BTreeMap<GpuUuid, GpuConfig>,
     /// One client at a time, even where memory fits.
     pub exclusive: bool,
-    /// Jobs that fit a GPU together.
-    pub together: Together,
     /// Whose memory comes to the GPU while that of others leaves.
     pub exchange: Exchange,
     /// After this long without an answer, a client is reported as stuck.
@@ -67,7 +55,6 @@ impl Default for Config {
             reserve: None,
             gpus: BTreeMap::new(),
             exclusive: false,
-            together: Together::default(),
             exchange: Exchange::default(),
             grace: Duration::from_secs(10),
             sleep_after: None,

@@ -17,7 +17,6 @@ use crate::state::ledger::{Group, Ledger};
 use crate::state::place::Place;
 use crate::state::rule::Rule;
 use crate::state::shares::Shares;
-use crate::state::trial::Trial;
 use crate::state::turn_clock::{DeferredDrains, TurnClock};
 use crate::state::virtual_time::{VirtualTime, nanos};
 
@@ -77,8 +76,6 @@ pub(crate) struct Gpu {
     pub(crate) shares: Shares,
     /// The time that switching may still cost, where an administrator has stated a part.
     pub(crate) budget: Budget,
-    /// Whether jobs that fit get more done side by side or by turns.
-    pub(crate) trial: Trial,
     pub(crate) turn: TurnClock,
     pub(crate) deferred: DeferredDrains,
     /// Clients that gave the lock back in the hand-over under way.
@@ -137,7 +134,6 @@ impl Gpu {
             ledger: Ledger::default(),
             shares: Shares::default(),
             budget: Budget::default(),
-            trial: Trial::default(),
             turn: TurnClock::default(),
             deferred: DeferredDrains::default(),
             released: BTreeSet::new(),
@@ -215,24 +211,21 @@ impl Gpu {
         if self.goes_ahead(client) && lead <= most { HEAD_START } else { 0 }
     }
 
-    /// Whether jobs take turns though they fit: because they are to have different parts of the time, or get
-    /// more done by turns.
+    /// Whether jobs take turns though they fit: they are to have different parts of the time.
     pub(crate) fn takes_slices(&self) -> bool {
-        self.shares.are_unequal() || self.trial.takes_turns()
+        self.shares.are_unequal()
     }
 
-    /// Whether holders bound their submissions: a client waits, or did a moment ago while jobs took slices,
-    /// or the progress of jobs is measured. A client that has just left asks again at once if it has more
+    /// Whether holders bound their submissions: a client waits, or did a moment ago while jobs took slices.
+    /// A client that has just left asks again at once if it has more
     /// work, so its successor keeps within bounds too.
     pub(crate) fn bounds_submissions(&self, now: Time) -> bool {
-        self.has_waiter
-            || self.trial.is_bounding()
-            || self.last_waited_at.is_some_and(|at| now < at + LINGERS)
+        self.has_waiter || self.last_waited_at.is_some_and(|at| now < at + LINGERS)
     }
 
     /// Whether a holder bounds its submissions from its grant on: another client is certain to wait soon.
     pub(crate) fn bounds_submissions_from_grant(&self, now: Time) -> bool {
-        (self.last_waited_at.is_some() || self.trial.is_bounding()) && self.bounds_submissions(now)
+        self.last_waited_at.is_some() && self.bounds_submissions(now)
     }
 
     /// Returns how much of what a job is behind, or ahead, is kept at most when it stops wanting the GPU.

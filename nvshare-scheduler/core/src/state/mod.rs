@@ -23,7 +23,6 @@ pub(crate) mod share;
 pub(crate) mod shares;
 pub(crate) mod sleep;
 pub(crate) mod terms;
-pub(crate) mod trial;
 pub(crate) mod turn_clock;
 pub(crate) mod virtual_time;
 

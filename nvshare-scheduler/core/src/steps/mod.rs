@@ -10,7 +10,6 @@
 //! | processes live on after their connection | [`departed`] |
 //! | answers do not come | [`overdue`] |
 //! | a limit is used up, a client is paused | [`enforce`] |
-//! | jobs' progress is measured | [`measure`] |
 //! | clients go off the card and come back | [`sleep`] |
 //! | it is looked whether clients have rested for long enough | [`rest`] |
 //! | clients that fitted together do so no more | [`outgrown`] |
@@ -25,7 +24,6 @@ pub(crate) mod enforce;
 pub(crate) mod gangs;
 pub(crate) mod grants;
 pub(crate) mod leaving;
-pub(crate) mod measure;
 pub(crate) mod outgrown;
 pub(crate) mod overdue;
 pub(crate) mod reconcile;

@@ -110,7 +110,6 @@ impl Books {
         self.set_aside_for_sleepers(uuid);
         self.wake_next(uuid);
         self.enforce_limits(uuid);
-        self.advance_trial(uuid);
         self.shrink_outgrown_set(uuid);
     }
 

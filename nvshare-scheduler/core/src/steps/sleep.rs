@@ -266,4 +266,12 @@ impl Books {
         }
         self.change_gpu(uuid, |gpu| gpu.turn.restart(now));
     }
+
+    /// Asks a client for its counters, unless it still has to answer.
+    pub(crate) fn ask_for_counters(&mut self, id: ClientId) {
+        let was_asked = self.change_notes(id, |notes| std::mem::replace(&mut notes.asked_counters, true));
+        if was_asked == Some(false) {
+            self.send(id, SchedulerMessage::AskCounters);
+        }
+    }
 }

@@ -16,7 +16,6 @@ mod returns;
 mod sleep;
 mod stopped;
 mod table;
-mod together;
 mod turns;
 mod victims;
 mod warnings;
