@@ -59,10 +59,7 @@ impl Books {
         let now = self.state().now();
         let sits = |client: &Client| client.phase() == Phase::Parked && !client.wants;
         if self.state().client(id).is_some_and(sits) {
-            self.change_client(id, |client| {
-                client.wants = true;
-                client.waiting_since = now;
-            });
+            self.change_client(id, |client| client.request_lock(now));
         }
     }
 }

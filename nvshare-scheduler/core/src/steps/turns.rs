@@ -199,15 +199,9 @@ impl Books {
 
     /// Makes the parked clients of a unit next: they get the lock as soon as there is room.
     fn make_next(&mut self, unit: &Unit, why: NextReason) {
-        let now = self.state().now();
         for &id in unit.iter() {
             if self.state().phase(id) == Some(Phase::Parked) {
-                self.change_client(id, |client| {
-                    client.make_next(why);
-                    // A member may wait only because its gang asked. It goes on waiting if it has to step
-                    // back. Otherwise the shares would change each time.
-                    client.request_lock(now);
-                });
+                self.change_client(id, |client| client.make_next(why));
             }
         }
     }
