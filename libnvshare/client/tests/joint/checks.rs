@@ -35,8 +35,8 @@ impl World {
                     running += 1;
                     demand += account.charged();
                     // It runs without the room that it was refused. In a drain nothing is submitted, and a copy on its way is given up.
-                    let is_drained = process.library.gate == GateState::Closed;
-                    absent += if process.is_refused || is_drained { 0 } else { account.absent() };
+                    let is_draining = process.library.gate == GateState::Closed;
+                    absent += if process.is_refused || is_draining { 0 } else { account.absent() };
                 }
             }
             if self.was_killed {

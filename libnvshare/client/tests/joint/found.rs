@@ -18,6 +18,11 @@ use crate::world::{CAPACITY, MS, World, config, gpu};
 /// Delays are drawn otherwise than when these were found: each runs with several seeds beside its own.
 const SEEDS: u64 = 32;
 
+/// The seeds of a world with its own, each printed before its run.
+fn seeds(own: u64) -> impl Iterator<Item = u64> {
+    (0..SEEDS).chain([own]).inspect(|seed| println!("seed {seed}"))
+}
+
 fn second() -> Vec<GpuUuid> {
     vec![gpu(1)]
 }
@@ -157,8 +162,7 @@ fn a_world_of_a_measured_gpu_in_which_somebody_starved_serves_everybody() {
         },
         Plan { pause: 244, starts_at: 1001, ..steady(8, 3565) },
     ];
-    for seed in (0..SEEDS).chain([5_848_142_209_069_594_922]) {
-        println!("seed {seed}");
+    for seed in seeds(5_848_142_209_069_594_922) {
         World::measured(plans.clone(), seed).serves_everybody();
         World::measured(with_exchange(&plans), seed).serves_everybody();
     }
@@ -181,8 +185,7 @@ fn a_world_in_which_returned_room_crossed_a_grant_serves_everybody() {
         Plan { gpus: second(), starts_at: 817, ..steady(1, 100) },
         Plan { starts_at: 2188, dies_at: Some(2987), ..steady(9, 100) },
     ]);
-    for seed in (0..SEEDS).chain([10_972_731_126_526_078_554]) {
-        println!("seed {seed}");
+    for seed in seeds(10_972_731_126_526_078_554) {
         let mut world = World::new(plans.clone(), config(false), seed);
         world.run(MS(20_000));
         for i in 0..plans.len() {
@@ -201,8 +204,7 @@ fn a_world_in_which_a_gang_with_a_paused_member_never_rested_serves_everybody() 
         Plan { pause: 510, asked: limited, starts_at: 1068, ..steady(1, 301) },
         Plan { gpus: second(), pause: 329, gang, starts_at: 2956, ..steady(1, 601) },
     ];
-    for seed in (0..SEEDS).chain([986_724_303_384_138_782]) {
-        println!("seed {seed}");
+    for seed in seeds(986_724_303_384_138_782) {
         let mut world = World::new(plans.clone(), config(false), seed);
         world.run(MS(3261));
         world.give(0, TenantSettings { paused: Some(true), ..TenantSettings::default() });
@@ -228,8 +230,7 @@ fn sharers_unite_whatever_each_waited_for() {
         },
         Plan { shares: Some((1, 3950)), starts_at: 1455, ..steady(8, 1001) },
     ];
-    for seed in (0..SEEDS).chain([342]) {
-        println!("seed {seed}");
+    for seed in seeds(342) {
         World::new(plans.clone(), config(false), seed).serves_everybody();
     }
 }
@@ -242,8 +243,7 @@ fn a_member_is_refused_room_beside_one_that_is_stopped() {
         Plan { gpus: vec![gpu(1)], gang, starts_at: 1229, ..steady(14, 301) },
         Plan { gpus: vec![gpu(1)], gang, ..steady(2, 301) },
     ];
-    for seed in (0..SEEDS).chain([4_049_073_033_063_344_306]) {
-        println!("seed {seed}");
+    for seed in seeds(4_049_073_033_063_344_306) {
         let mut world = World::new(plans.clone(), config(false), seed);
         world.at(MS(2), Later::Stop(1, 11_515, None));
         world.serves_everybody_within(12);
@@ -265,8 +265,7 @@ fn memory_that_comes_ahead_of_a_turn_that_is_off_is_not_waited_for() {
         swap(4, 100),
         Plan { gpus: second(), tenant: None, ..swap(1, 100) },
     ];
-    for seed in (0..SEEDS).chain([10_437_734_240_253_369_346]) {
-        println!("seed {seed}");
+    for seed in seeds(10_437_734_240_253_369_346) {
         let mut world = World::new(plans.clone(), config(false), seed);
         world.run(MS(20_000));
         assert!(world.processes[1].lanes.iter().all(Lane::is_at_rest), "{:?}", world.processes[1].lanes);
@@ -351,8 +350,7 @@ fn a_gang_with_a_stopped_member_comes_to_rest() {
         Plan { gang, ..swap(4, 100) },
         Plan { gang, starts_at: 479, ..swap(2, 0) },
     ];
-    for seed in (0..SEEDS).chain([1_951_667_277_289_885_554]) {
-        println!("seed {seed}");
+    for seed in seeds(1_951_667_277_289_885_554) {
         let mut world = World::new(plans.clone(), config(false), seed);
         for (i, at, lasts, seen) in [(2, 1884, 570, None), (3, 541, 915, Some(914)), (4, 0, 1455, None)] {
             world.at(MS(at), Later::Stop(i, lasts, seen));
@@ -372,8 +370,7 @@ fn a_gang_on_several_gpus_with_a_stopped_member_comes_to_rest() {
         Plan { gpus: vec![gpu(0), gpu(1)], tenant: Some(0), gang, starts_at: 1523, ..swap(7, 0) },
         Plan { gang, starts_at: 214, ..swap(3, 100) },
     ];
-    for seed in (0..SEEDS).chain([573_989_708_966_154_682]) {
-        println!("seed {seed}");
+    for seed in seeds(573_989_708_966_154_682) {
         let mut world = World::new(plans.clone(), config(false), seed);
         world.at(MS(1282), Later::Stop(3, 2101, Some(242)));
         world.serves_everybody_within(12);
@@ -395,8 +392,7 @@ fn a_client_that_is_called_back_in_its_restore_goes_on_with_all_of_its_memory() 
         Plan { pause: 420, starts_at: 2405, ..swap(9, 201) },
         Plan { tenant: Some(1), starts_at: 2405, ..steady(9, 100) },
     ];
-    for seed in (0..SEEDS).chain([18_191_490_420_944_488_438]) {
-        println!("seed {seed}");
+    for seed in seeds(18_191_490_420_944_488_438) {
         World::new(plans.clone(), config(false), seed).serves_everybody();
     }
 }
@@ -413,8 +409,7 @@ fn a_member_that_was_idle_waits_with_its_mate() {
         Plan { gpus: second(), pause: 461, starts_at: 2476, shares: Some((0, 0)), ..swap(13, 1301) },
         Plan { defers_every: Some(3), shares: Some((0, 2792)), starts_at: 1597, ..swap(7, 4667) },
     ];
-    for seed in (0..SEEDS).chain([4_647_930_563_673_078_584]) {
-        println!("seed {seed}");
+    for seed in seeds(4_647_930_563_673_078_584) {
         World::new(plans.clone(), auto(1, 400), seed).serves_everybody_within(21);
     }
 }
@@ -431,8 +426,7 @@ fn a_member_that_was_idle_waits_with_a_mate_that_never_works() {
         Plan { gpus: second(), pause: 564, tenant: Some(0), gang, starts_at: 2549, ..swap(1, 1201) },
         Plan { pause: 466, starts_at: 2698, ..steady(11, 601) },
     ];
-    for seed in (0..SEEDS).chain([571_626_809_864_392_710]) {
-        println!("seed {seed}");
+    for seed in seeds(571_626_809_864_392_710) {
         let mut world = World::new(plans.clone(), config(false), seed);
         world.at(MS(4483), Later::Stop(2, 503, Some(502)));
         world.serves_everybody_within(12);

@@ -217,8 +217,8 @@ impl Gpu {
     }
 
     /// Whether holders bound their submissions: a client waits, or did a moment ago while jobs took slices.
-    /// A client that has just left asks again at once if it has more
-    /// work, so its successor keeps within bounds too.
+    /// A client that has just left asks again at once if it has more work, so its successor keeps within
+    /// bounds too.
     pub(crate) fn bounds_submissions(&self, now: Time) -> bool {
         self.has_waiter || self.last_waited_at.is_some_and(|at| now < at + LINGERS)
     }
