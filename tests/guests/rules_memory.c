@@ -546,6 +546,22 @@ static void shared_memory(void) {
     CHECK(FN(cuMemRelease)(again));
     CHECK(FN(cuMemRelease)(exported));
     EXPECT(FN(cuMemRelease)(exported) == 1);
+    /* A descriptor keeps memory alive that nothing else has. */
+    size_t before, now, all;
+    CHECK(close(descriptor) | close(other));
+    CHECK(FN(cuMemGetInfo_v2)(&before, &all));
+    CHECK(FN(cuMemCreate)(&exported, 4 * MIB, shared_on_card, 0ul));
+    CHECK(FN(cuMemExportToShareableHandle)(&descriptor, exported, 1, 0ul));
+    other = dup(descriptor);
+    CHECK(FN(cuMemRelease)(exported));
+    CHECK(close(descriptor));
+    CHECK(FN(cuMemGetInfo_v2)(&now, &all));
+    EXPECT(now == before - 4 * MIB);
+    CHECK(FN(cuMemImportFromShareableHandle)(&again, (void *)(long)other, 1));
+    CHECK(close(other));
+    CHECK(FN(cuMemRelease)(again));
+    CHECK(FN(cuMemGetInfo_v2)(&now, &all));
+    EXPECT(now == before);
     EXPECT(FN(cuMemImportFromShareableHandle)(&again, (void *)0l, 1) == 1 && FN(cuMemImportFromShareableHandle)(&again, (void *)-1l, 1) == 1);
     CHECK(FN(cuIpcGetMemHandle)(handle, memory_));
     CHECK(FN(cuIpcGetMemHandle)(inner, memory_ + 100));

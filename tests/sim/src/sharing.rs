@@ -1,10 +1,12 @@
 //! Memory that processes share: by handles (CUDA IPC), and by descriptors of physical memory. The answers were measured
 //! (`tests/gpu/probes/ipc_probe.py`).
 //!
-//! A descriptor is a file that names the memory. Unlike a card's, it does not keep the memory alive.
+//! A descriptor is a file that names the memory, and keeps it alive.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::os::fd::IntoRawFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use crate::memory::{Allocation, Attributes};
@@ -129,18 +131,16 @@ impl Process {
             return Err(INVALID_VALUE);
         }
         let allocation = self.tables().memory.get(&handle).cloned().ok_or(INVALID_VALUE)?;
-        let name: Vec<u8> = bytes(self.name_of(&allocation)).collect();
-        // SAFETY: a name that lives through the call, and bytes of the given length.
-        unsafe {
-            let descriptor = libc::memfd_create(c"nvsim-shared".as_ptr(), libc::MFD_CLOEXEC);
-            if descriptor < 0 || libc::write(descriptor, name.as_ptr().cast(), name.len()) < 0 {
-                return Err(INVALID_VALUE);
-            }
-            Ok(descriptor)
-        }
+        let name = self.name_of(&allocation);
+        let described = || {
+            let file = self.world.describe(name[2])?;
+            file.write_all_at(&bytes(name).collect::<Vec<u8>>(), 0)?;
+            Ok::<_, std::io::Error>(file.into_raw_fd())
+        };
+        described().map_err(|_| INVALID_VALUE)
     }
 
-    /// A handle of the physical memory that a descriptor names. In its own process that is the handle which is known.
+    /// A handle of the physical memory that a descriptor names. In its own process that is the handle which is known, if it lives.
     pub(crate) fn import_physical(&self, descriptor: c_int) -> Result<u64, Failure> {
         let mut name = [0u8; 32];
         // SAFETY: writable bytes of the given length.
@@ -152,10 +152,11 @@ impl Process {
             let is_it = |of: &&Arc<Allocation>| {
                 of.gpu as u64 == gpu && self.world.number_of(of.gpu, &of.blocks) == number
             };
-            Some(all.iter().find(is_it).map(|of| of.base).ok_or(INVALID_HANDLE)?)
+            all.iter().find(is_it).map(|of| of.base)
         } else {
-            self.tables().shared.imported.get(&number).copied()
+            None
         };
+        let known = known.or_else(|| self.tables().shared.imported.get(&number).copied());
         if let Some(handle) = known {
             self.tables().vmm.hold(handle);
             return Ok(handle);

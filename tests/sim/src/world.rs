@@ -138,6 +138,8 @@ struct Gpu {
     first_free: u32,
     /// No block from here on was ever taken.
     high: u32,
+    /// Blocks that only descriptors keep.
+    described: u32,
     /// Processes that may have blocks; zero: none.
     owners: [u32; MAX_OWNERS],
     free_frames: u32,

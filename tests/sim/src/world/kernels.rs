@@ -64,6 +64,7 @@ impl World {
     /// Bytes free on a card.
     pub(crate) fn free_bytes(&self, gpu: usize) -> u64 {
         let _held = self.hold(gpu, false);
+        self.free_undescribed(gpu);
         let at = self.gpu(gpu);
         // SAFETY: the card's fields, under its lock.
         u64::from(unsafe { (*at).free_frames - (*at).kept_frames }) * BLOCK

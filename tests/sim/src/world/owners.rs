@@ -1,11 +1,11 @@
-//! The processes that have blocks on a card, and the blocks of processes that are gone.
+//! The processes that have blocks on a card, and the blocks that nobody has any more.
 
 use std::io::ErrorKind;
 
 use super::World;
 
 impl World {
-    /// Frees the blocks of processes that are gone.
+    /// Frees the blocks of processes that are gone, and of descriptors that are closed.
     pub(crate) fn reap(&self, gpu: usize) {
         let _held = self.hold(gpu, false);
         self.reap_held(gpu);
@@ -36,6 +36,7 @@ impl World {
             }
             *owner = 0;
         }
+        self.free_undescribed(gpu);
     }
 }
 

@@ -1,8 +1,17 @@
-//! Blocks that several processes have. A block lives until the last of them gives it back, or is gone.
+//! Blocks that several processes have. A block lives until the last of them gives it back, or is gone, and no descriptor of it is open.
+//!
+//! A descriptor is a file of the world, with a lock that ends when no process has it open any more. So it may be on its way from one
+//! process to another.
 
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Place, World};
+
+/// The owner of blocks that only descriptors keep.
+const DESCRIPTORS: u32 = u32::MAX;
 
 impl World {
     /// The number under which other processes get an allocation of this process: the same each time.
@@ -49,6 +58,48 @@ impl World {
         Some(found)
     }
 
+    fn descriptor_of(&self, number: u64) -> PathBuf {
+        self.config.dir.join(format!("shared-{number:016x}"))
+    }
+
+    /// A new descriptor of the blocks that are shared under a number.
+    pub(crate) fn describe(&self, number: u64) -> std::io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.open(self.descriptor_of(number))?;
+        // SAFETY: a descriptor.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(file)
+    }
+
+    /// Whether a descriptor of the blocks that are shared under a number is open.
+    fn is_described(&self, number: u64) -> bool {
+        if number == 0 {
+            return false;
+        }
+        // It was never made, or this process has no descriptors left, which is not known of others.
+        let Ok(file) = File::open(self.descriptor_of(number)) else { return false };
+        // SAFETY: a descriptor.
+        unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) != 0 }
+    }
+
+    /// Frees blocks that descriptors have kept. Under the card's lock.
+    pub(super) fn free_undescribed(&self, gpu: usize) {
+        // SAFETY: the card's fields and existing blocks, under its lock.
+        let (count, high, block) = unsafe {
+            ((*self.gpu(gpu)).described, (*self.gpu(gpu)).high, |index: u32| *self.block(gpu, index))
+        };
+        if count == 0 {
+            return;
+        }
+        // SAFETY: the card's field, under its lock. Those that are kept are counted again.
+        unsafe { (*self.gpu(gpu)).described = 0 };
+        let kept = |index: &u32| block(*index).place != Place::Free && block(*index).owner == DESCRIPTORS;
+        (0..high).filter(kept).for_each(|index| self.leave(gpu, index, DESCRIPTORS));
+    }
+
     /// A process gives a block back, if it has it. Under the card's lock.
     pub(super) fn leave(&self, gpu: usize, index: u32, process: u32) {
         // SAFETY: an existing block, under the card's lock.
@@ -63,6 +114,10 @@ impl World {
             block.owner = std::mem::take(heir);
             // It opens no more.
             block.shared = 0;
+        } else if self.is_described(block.shared) {
+            block.owner = DESCRIPTORS;
+            // SAFETY: the card's field, under its lock.
+            unsafe { (*self.gpu(gpu)).described += 1 };
         } else {
             self.free_block(gpu, index);
         }
