@@ -3,6 +3,7 @@
 #include "guest.h"
 #include "waits.h"
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #define BYTES (36 * MIB)
@@ -276,6 +277,114 @@ static void turns(void) {
     end_others(1);
 }
 
+/* Memory that the other process opens for a moment, again and again, also while it is away, and memory that moves. */
+static void lent(void) {
+    struct handle handle;
+    begin_others(1);
+    start();
+    load_kernel();
+    uint64_t moves = filled(400 * MIB, 0), shared = filled(BYTES, 0), part = filled(SMALL, 5);
+    struct handle small;
+    CHECK(give(&handle, shared));
+    CHECK(give(&small, part));
+    ASK(0, START);
+    uint32_t rounds = 0;
+    do {
+        CHECK(launch(moves, 400 * MIB / 4, 1000, NULL));
+        CHECK(launch(shared, BYTES / 4, 1000, NULL));
+        CHECK(FN(cuCtxSynchronize)());
+        usleep(rounds % 4 * 60000);
+        uint64_t b = opened(0, handle), c = opened(0, small);
+        EXPECT(opened(0, handle) == b);
+        CHECK(ASK(0, CLOSE, .at = b).result);
+        CHECK(ASK(0, ADD, .at = b, .bytes = BYTES).result);
+        EXPECT(seen(0, c, SMALL) == 5);
+        CHECK(ASK(0, CLOSE, .at = c).result);
+        CHECK(ASK(0, CLOSE, .at = b).result);
+        rounds++;
+        EXPECT(holds(shared, BYTES, 2 * MIB, 2 * rounds));
+    } while (goes_on());
+    EXPECT(holds(moves, 400 * MIB, 2 * MIB, rounds));
+    end_others(1);
+}
+
+/* The other process ends while it has the memory. Without a scheduler's word nothing is to be seen of it here. */
+static void abandoned(void) {
+    struct handle handle;
+    const char *wake = getenv("WAKE");
+    begin_others(2);
+    start();
+    load_kernel();
+    uint64_t shared = filled(BYTES, 7);
+    CHECK(give(&handle, shared));
+    ASK(0, START);
+    ASK(1, START);
+    opened(0, handle);
+    uint64_t b = opened(1, handle);
+    while (access(wake, F_OK)) usleep(1000);
+    /* Nobody waits for the process, so the kernel keeps its number. */
+    CHECK(kill(others[0].pid, SIGKILL));
+    CHECK(ASK(1, CLOSE, .at = b).result);
+    while (goes_on()) usleep(1000);
+    holds_in_each_word(shared, BYTES, 7);
+    end_others(2);
+}
+
+/* Two processes work on shared memory in turns, and one has closed all descriptors that it does not know. */
+static void closes(void) {
+    struct handle handle;
+    begin_others(1);
+    start();
+    load_kernel();
+    uint64_t moves = filled(400 * MIB, 0), shared = filled(BYTES, 0);
+    CHECK(give(&handle, shared));
+    ASK(0, START);
+    uint64_t b = opened(0, handle);
+    for (int i = 3; i < 4096; i++) if (i != others[0].socket) close(i);
+    /* Files of its own have the numbers now, and can be read. */
+    for (int i = 0; i < 64; i++) EXPECT(eventfd(1, 0) >= 0);
+    uint32_t rounds = 0;
+    do {
+        CHECK(launch(moves, 400 * MIB / 4, 1000, NULL));
+        CHECK(launch(shared, BYTES / 4, 1000, NULL));
+        CHECK(FN(cuCtxSynchronize)());
+        CHECK(ASK(0, ADD, .at = b, .bytes = BYTES).result);
+        rounds++;
+        EXPECT(holds(shared, BYTES, 2 * MIB, 2 * rounds));
+    } while (goes_on());
+    EXPECT(holds(moves, 400 * MIB, 2 * MIB, rounds));
+    end_others(1);
+}
+
+/* A process opens memory that is away. It waits for the turn of the other, which has it, or which ends before. */
+static void waits(void) {
+    begin_others(3);
+    start();
+    load_kernel();
+    for (int i = 0; i < 3; i++) ASK(i, START);
+    struct handle handles[2];
+    for (int i = 0; i < 2; i++) {
+        struct result theirs = ASK(i, ALLOC, .bytes = 300 * MIB, .flags = 5 + i), given = ASK(i, GIVE, .at = theirs.at);
+        CHECK(given.result);
+        handles[i] = given.handle;
+    }
+    uint64_t mine = filled(800 * MIB, 1);
+    CHECK(launch(mine, 800 * MIB / 4, 1500000, NULL));
+    struct order order = {OPEN, handles[0], .flags = 1};
+    struct result result;
+    EXPECT(send(others[2].socket, &order, sizeof order, 0) == sizeof order);
+    usleep(300000);
+    EXPECT(recv(others[2].socket, &result, sizeof result, MSG_DONTWAIT) < 0);
+    CHECK(kill(others[0].pid, SIGKILL));
+    EXPECT(recv(others[2].socket, &result, sizeof result, 0) == sizeof result && result.result == 400);
+    uint64_t b = opened(2, handles[1]);
+    EXPECT(seen(2, b, 300 * MIB) == 6);
+    CHECK(ASK(2, CLOSE, .at = b).result);
+    CHECK(FN(cuCtxSynchronize)());
+    holds_in_each_word(mine, 800 * MIB, 2);
+    end_others(3);
+}
+
 /* Opened memory is another card's to work on: copies need nothing for it, and kernels need peer access. */
 static void cards(void) {
     struct handle first, second;
@@ -417,12 +526,11 @@ static void full(void) {
     CHECK(give(&handle, large));
     holds_in_each_word(large, 256 * MIB, 3);
     EXPECT(holds(moves, 200 * MIB, 2 * MIB, rounds));
-    while (goes_on()) usleep(1000);
 }
 
 int main(int argc, char **argv) {
-    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}, {"descriptors", descriptors}, {"cards", cards}, {"full", full}, {"retried", retried}};
-    for (int i = 0; i < 9; i++)
+    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}, {"descriptors", descriptors}, {"cards", cards}, {"full", full}, {"retried", retried}, {"lent", lent}, {"abandoned", abandoned}, {"closes", closes}, {"waits", waits}};
+    for (int i = 0; i < 13; i++)
         if (argc > 1 && !strcmp(all[i].name, argv[1])) { all[i].does(); return 0; }
     return 2;
 }

@@ -156,7 +156,7 @@ fn note_refusal(pointer: CUdeviceptr, with: &str) {
         log::warn(format_args!(
             "the program shares memory {with}, but memory that moves cannot be shared; memory that it allocates from \
              now on can be shared and is not moved. NVSHARE_PLAIN=all, or the sizes in question, makes such memory \
-             plain from the start. With NVSHARE_MEMORY=swap, memory can move until it is shared."
+             plain from the start. With NVSHARE_MEMORY=swap, memory moves while no other process has it."
         ));
     }
 }

@@ -1,83 +1,26 @@
 //! The memory of this process that others may get, by the number of the allocation.
 //!
-//! The descriptors are made when the program asks for a handle, and kept as long as it has the allocation. So the thread that
-//! hands them out never calls the driver. The memory itself lives while any process has it mapped.
+//! Others get it by descriptors, which keep memory alive. They are made when the program asks for a handle. While another process has
+//! the memory, it stays on the card. Otherwise it moves like all memory: the descriptors are closed when it leaves, and
+//! [made anew](renew) when a process asks for it later. Memory that another process has mapped lives on after its free.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
 
 use nvshare_proto::ThrottledLine;
 
-use super::sharers;
-use crate::driver::types::CUipcMemHandle;
-use crate::process::answering::{self, QUESTION};
+use super::allocations::Allocation;
+use super::handles::{Extent, Handle};
+use super::loans::Loans;
+use super::{pins, sharers};
+use crate::driver::Relaxed;
+use crate::driver::types::{CUipcMemHandle, CUresult};
+use crate::process::answering::{self, Asker, Tasks};
 use crate::process::descriptor::{self, Held};
 use crate::process::lock::lock;
-use crate::process::{log, passing};
-
-/// The begin of the library's handles. The driver's do not (measured: the first word of those is small).
-const MAGIC: [u8; 8] = *b"nvshare\x01";
-
-/// A handle of the library. A program passes it on as it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Handle {
-    /// The address at which the process with the memory answers.
-    pub(crate) exporter: answering::Name,
-    /// The number of the allocation.
-    allocation: u64,
-    /// Only those who have the handle know it; the address can be read by anybody.
-    secret: [u8; 16],
-}
-
-impl Handle {
-    pub(crate) fn bytes(self) -> CUipcMemHandle {
-        let parts = [&MAGIC[..], &self.exporter, &self.allocation.to_ne_bytes(), &self.secret];
-        let mut bytes = [0; QUESTION];
-        bytes.iter_mut().zip(parts.into_iter().flatten()).for_each(|(place, byte)| *place = *byte);
-        CUipcMemHandle(bytes)
-    }
-
-    /// `None`: it is not of this library.
-    pub(crate) fn read(CUipcMemHandle(bytes): &CUipcMemHandle) -> Option<Self> {
-        let (magic, rest) = bytes.split_first_chunk()?;
-        let (exporter, rest) = rest.split_first_chunk()?;
-        let (allocation, rest) = rest.split_first_chunk()?;
-        let (secret, rest) = rest.split_first_chunk()?;
-        let is_ours = *magic == MAGIC && rest.iter().all(|byte| *byte == 0);
-        let allocation = u64::from_ne_bytes(*allocation);
-        is_ours.then_some(Self { exporter: *exporter, allocation, secret: *secret })
-    }
-}
-
-/// Memory that others may get, and where in it an allocation is.
-#[derive(Debug)]
-pub(crate) struct Extent {
-    /// Bytes from the begin of the memory.
-    pub(crate) offset: u64,
-    /// Bytes of the allocation.
-    pub(crate) asked: u64,
-    /// Bytes of each part of the memory.
-    pub(crate) parts: Vec<u64>,
-}
-
-impl Extent {
-    fn bytes(&self) -> Vec<u8> {
-        let words = [self.offset, self.asked].into_iter().chain(self.parts.iter().copied());
-        words.flat_map(u64::to_ne_bytes).collect()
-    }
-
-    /// Reads what a process says that it gives, if it makes sense.
-    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
-        let (words, []) = bytes.as_chunks::<8>() else { return None };
-        let mut words = words.iter().map(|word| u64::from_ne_bytes(*word));
-        let (offset, asked, parts) = (words.next()?, words.next()?, words.collect::<Vec<_>>());
-        let span = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(*part))?;
-        let is_within = offset.checked_add(asked).is_some_and(|end| end <= span);
-        (asked > 0 && is_within && !parts.contains(&0)).then_some(Self { offset, asked, parts })
-    }
-}
+use crate::process::{lifecycle, log};
 
 /// The descriptors of memory: of an allocation, or of a slab.
 ///
@@ -86,8 +29,6 @@ impl Extent {
 /// socket that was there when they were made, the numbers are neither used nor closed.
 #[derive(Debug)]
 pub(crate) struct Export {
-    /// The number of the allocation or slab.
-    holder: u64,
     /// The name at which the process listened.
     made_at: answering::Name,
     parts: Vec<(u64, Held)>,
@@ -113,26 +54,90 @@ impl Drop for Export {
     }
 }
 
+/// An allocation with a handle.
 #[derive(Debug)]
 struct Entry {
-    export: Arc<Export>,
+    /// The number of the allocation or slab that has the memory.
+    holder: u64,
     offset: u64,
     asked: u64,
     secret: [u8; 16],
+    /// The program has freed it: others get it no more, and those that have it may return it.
+    is_freed: bool,
 }
 
-static EXPORTS: Mutex<BTreeMap<u64, Entry>> = Mutex::new(BTreeMap::new());
+/// An allocation or slab that others may get.
+#[derive(Debug)]
+struct Holder {
+    memory: Weak<Allocation>,
+    /// The name at which the process listened when the last handle was made.
+    made_at: answering::Name,
+    /// None: the memory has left the card since they were made.
+    export: Option<Arc<Export>>,
+    loans: Loans,
+}
 
-/// Whether others can get memory of this process.
+impl Holder {
+    /// Keeps the memory on the card while another process has it.
+    fn settle(&self) {
+        let Some(memory) = self.memory.upgrade() else { return };
+        if self.loans.is_empty() { pins::take_back(&memory) } else { pins::lend(&memory) }
+    }
+
+    /// Whether the numbers of all descriptors that are kept here are the library's still.
+    fn is_known(&self) -> bool {
+        answering::own_name() == Some(self.made_at)
+    }
+}
+
+#[derive(Debug)]
+struct Exports {
+    entries: BTreeMap<u64, Entry>,
+    holders: BTreeMap<u64, Holder>,
+}
+
+impl Exports {
+    /// The entry that a handle is of.
+    fn entry(&self, handle: &Handle) -> Option<&Entry> {
+        self.entries.get(&handle.allocation).filter(|entry| agree(&entry.secret, &handle.secret))
+    }
+
+    /// The same, while others may get it.
+    fn given(&self, handle: &Handle) -> Option<&Entry> {
+        self.entry(handle).filter(|entry| !entry.is_freed)
+    }
+
+    /// Forgets what nobody can get, and nobody has. Returns descriptors, which are closed without the lock.
+    fn tidy(&mut self, number: u64) -> Option<Arc<Export>> {
+        let holder = self.holders.get_mut(&number)?;
+        let is_its = |entry: &Entry| entry.holder == number;
+        let can_be_got = self.entries.values().any(|entry| is_its(entry) && !entry.is_freed);
+        let export = if can_be_got { None } else { holder.export.take() };
+        if holder.loans.is_empty() {
+            self.entries.retain(|_, entry| !is_its(entry) || !entry.is_freed);
+            if !can_be_got {
+                self.holders.remove(&number);
+            }
+        }
+        export
+    }
+}
+
+static EXPORTS: Mutex<Exports> = Mutex::new(Exports { entries: BTreeMap::new(), holders: BTreeMap::new() });
+
+/// Whether others can get memory of this process, or have some.
 pub(crate) fn has_any() -> bool {
-    !lock(&EXPORTS).is_empty()
+    !lock(&EXPORTS).holders.is_empty()
 }
 
 /// The handle of an allocation, if others can get its memory by it.
 pub(crate) fn handle_of(allocation: u64) -> Option<CUipcMemHandle> {
     let exports = lock(&EXPORTS);
-    let Entry { export, secret, .. } = exports.get(&allocation).filter(|entry| entry.export.is_intact())?;
-    Some(Handle { exporter: export.made_at, allocation, secret: *secret }.bytes())
+    let Entry { holder, secret, .. } = exports.entries.get(&allocation).filter(|entry| !entry.is_freed)?;
+    let holder = exports.holders.get(holder)?;
+    let can_be_got = holder.export.as_ref().map_or_else(|| holder.is_known(), |export| export.is_intact());
+    let handle = Handle { exporter: holder.made_at, allocation, secret: *secret };
+    can_be_got.then(|| handle.bytes())
 }
 
 /// The descriptors and the thread that an export needs.
@@ -149,8 +154,8 @@ impl Means {
     ///
     /// # Errors
     /// The system's: no descriptor, no thread, or no random numbers.
-    pub(crate) fn get() -> std::io::Result<Self> {
-        let name = answering::listen(answer)?;
+    pub(super) fn get(tasks: Tasks) -> std::io::Result<Self> {
+        let name = answering::listen(tasks)?;
         let secret = answering::random().ok_or(std::io::ErrorKind::WouldBlock)?;
         Ok(Self { name, secret, descriptors: descriptors_left() })
     }
@@ -165,68 +170,200 @@ pub(super) fn descriptors_left() -> usize {
 /// The number of descriptors of all exports.
 fn open_descriptors() -> usize {
     let exports = lock(&EXPORTS);
-    let each: BTreeMap<u64, usize> =
-        exports.values().map(|entry| (entry.export.holder, entry.export.parts.len())).collect();
-    each.values().sum()
+    exports
+        .holders
+        .values()
+        .filter_map(|holder| holder.export.as_ref())
+        .map(|export| export.parts.len())
+        .sum()
 }
 
-/// The descriptors of an allocation or slab, if others could get it before. They may not be intact any more.
+/// The descriptors of an allocation or slab, if it has any. They may not be intact any more.
 pub(crate) fn find(holder: u64) -> Option<Arc<Export>> {
-    lock(&EXPORTS).values().find(|entry| entry.export.holder == holder).map(|entry| Arc::clone(&entry.export))
+    lock(&EXPORTS).holders.get(&holder)?.export.clone()
 }
 
-/// Notes what others may get: the parts of an allocation or slab.
-pub(crate) fn describe(holder: u64, means: &Means, parts: Vec<(u64, OwnedFd)>) -> Arc<Export> {
+/// Notes descriptors of the parts of an allocation or slab.
+pub(crate) fn describe(means: &Means, parts: Vec<(u64, OwnedFd)>) -> Arc<Export> {
+    made(means.name, parts)
+}
+
+fn made(made_at: answering::Name, parts: Vec<(u64, OwnedFd)>) -> Arc<Export> {
     let parts = parts.into_iter().map(|(bytes, descriptor)| (bytes, Held::new(descriptor))).collect();
-    Arc::new(Export { holder, made_at: means.name, parts })
+    Arc::new(Export { made_at, parts })
 }
 
-/// Others may get an allocation, which is at an offset in such memory, from now on. One that they could get before keeps its
+/// Others may get an allocation, which is at an offset in the memory of a holder, from now on. One that they could get before keeps its
 /// secret, and others in the same memory get its new descriptors.
-pub(crate) fn add(allocation: u64, export: &Arc<Export>, offset: u64, asked: u64, means: &Means) {
-    let mut gone = Vec::new();
+pub(crate) fn add(
+    allocation: &Allocation,
+    holder: &Arc<Allocation>,
+    export: &Arc<Export>,
+    offset: u64,
+    asked: u64,
+    means: &Means,
+) {
     let mut exports = lock(&EXPORTS);
-    let secret = exports.get(&allocation).map_or(means.secret, |entry| entry.secret);
-    gone.extend(exports.insert(allocation, Entry { export: Arc::clone(export), offset, asked, secret }));
-    for entry in exports.values_mut().filter(|entry| entry.export.holder == export.holder) {
-        let old = std::mem::replace(&mut entry.export, Arc::clone(export));
-        gone.push(Entry { export: old, ..*entry });
+    let secret = exports.entries.get(&allocation.id).map_or(means.secret, |entry| entry.secret);
+    let entry = Entry { holder: holder.id, offset, asked, secret, is_freed: false };
+    exports.entries.insert(allocation.id, entry);
+    let new = || Holder {
+        memory: Arc::downgrade(holder),
+        made_at: means.name,
+        export: None,
+        loans: Loans::default(),
+    };
+    let known = exports.holders.entry(holder.id).or_insert_with(new);
+    if !known.is_known() {
+        known.loans.forget_descriptors();
     }
+    known.made_at = means.name;
+    // Descriptors are closed without the lock.
+    let old = known.export.replace(Arc::clone(export));
     drop(exports);
     sharers::note(&means.name);
-    // Descriptors are closed without the lock.
-    drop(gone);
+    drop(old);
 }
 
-/// The allocation has ended: nobody gets it any more. Those who have it keep it.
+/// The allocation has ended: nobody gets it any more. Those that have it keep it.
 pub(crate) fn forget(allocation: u64) {
+    let mut exports = lock(&EXPORTS);
+    let freed = exports.entries.get_mut(&allocation).map(|entry| {
+        entry.is_freed = true;
+        entry.holder
+    });
+    let gone = exports.holders.remove(&allocation);
+    if gone.is_some() {
+        exports.entries.retain(|_, entry| entry.holder != allocation);
+    }
+    let export = freed.and_then(|holder| exports.tidy(holder));
+    drop(exports);
     // Descriptors are closed without the lock.
-    let _gone = lock(&EXPORTS).remove(&allocation);
+    drop((gone, export));
 }
 
-/// Whether a secret is the right one, in the same time for each that is not.
+/// Whether two secrets are the same, in the same time for each that is not.
 fn agree(one: &[u8; 16], other: &[u8; 16]) -> bool {
     one.iter().zip(other).fold(0, |differ, (one, other)| differ | (one ^ other)) == 0
 }
 
-/// Answers a question, which is a handle. On the thread that answers.
-fn answer(question: &[u8; QUESTION], asker: c_int) {
-    let Some(handle) = Handle::read(&CUipcMemHandle(*question)) else { return };
+/// The answer to a process that has asked for memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Given {
+    /// The memory, or that there is none.
+    Answered,
+    /// None yet: the memory has no descriptors now.
+    NotYet,
+}
+
+/// Gives the memory of a handle to the process that asks for it. The driver is not called.
+pub(super) fn give(handle: &Handle, asker: &Asker) -> Given {
+    let Some(process) = asker.process() else { return Given::Answered };
     let (export, given) = {
-        let exports = lock(&EXPORTS);
-        let known = exports.get(&handle.allocation).filter(|entry| agree(&entry.secret, &handle.secret));
-        let Some(Entry { export, offset, asked, .. }) = known else { return };
+        let mut exports = lock(&EXPORTS);
+        let Some(&Entry { holder: number, offset, asked, .. }) = exports.given(handle) else {
+            return Given::Answered;
+        };
+        let Some(holder) = exports.holders.get_mut(&number) else { return Given::Answered };
+        let Some(export) = holder.export.clone() else { return Given::NotYet };
+        if !holder.loans.add(process) {
+            return Given::Answered;
+        }
+        holder.settle();
         let parts = export.parts.iter().map(|(bytes, _)| *bytes).collect();
-        (Arc::clone(export), Extent { offset: *offset, asked: *asked, parts })
+        (export, Extent { offset, asked, parts })
     };
     static FAILS: ThrottledLine = ThrottledLine::new(log::warn);
-    let Some(numbers) = export.numbers() else {
-        FAILS.say(format_args!("the program has closed descriptors of memory that it shares"));
-        return;
+    let sent = match export.numbers() {
+        Some(numbers) => asker.send(&given.bytes(), &numbers).map_err(|error| error.to_string()),
+        None => Err("the program has closed its descriptors".to_owned()),
     };
-    if let Err(error) = passing::send(asker, &given.bytes(), &numbers) {
-        FAILS.say(format_args!("shared memory cannot be passed on: {error}"));
+    if let Err(why) = sent {
+        FAILS.say(format_args!("shared memory cannot be passed on: {why}"));
+        take_back(handle, process);
     }
+    Given::Answered
+}
+
+/// A process has returned the memory of a handle.
+pub(super) fn take_back(handle: &Handle, process: libc::pid_t) {
+    let mut exports = lock(&EXPORTS);
+    let Some(number) = exports.entry(handle).map(|entry| entry.holder) else { return };
+    if let Some(holder) = exports.holders.get_mut(&number) {
+        holder.loans.end(process);
+        holder.settle();
+    }
+    let gone = exports.tidy(number);
+    drop(exports);
+    drop(gone);
+}
+
+/// Descriptors that can be read when a process has ended that has memory of this one.
+pub(super) fn watched() -> Vec<c_int> {
+    let exports = lock(&EXPORTS);
+    let known = exports.holders.values().filter(|holder| holder.is_known());
+    known.flat_map(|holder| holder.loans.watched()).collect()
+}
+
+/// Takes memory back from processes that have ended.
+pub(super) fn take_back_from_ended() {
+    let mut exports = lock(&EXPORTS);
+    let lent = exports.holders.iter_mut().filter(|(_, holder)| holder.is_known() && !holder.loans.is_empty());
+    let numbers: Vec<u64> = lent
+        .map(|(&number, holder)| {
+            holder.loans.end_of_ended();
+            holder.settle();
+            number
+        })
+        .collect();
+    let gone: Vec<Arc<Export>> = numbers.into_iter().filter_map(|number| exports.tidy(number)).collect();
+    drop(exports);
+    drop(gone);
+}
+
+/// Before memory leaves the card: from now on nobody gets it. Returns whether it may leave: not while another process has it.
+pub(super) fn withdraw(holder: u64) -> bool {
+    let gone = {
+        let mut exports = lock(&EXPORTS);
+        let Some(holder) = exports.holders.get_mut(&holder) else { return true };
+        if !holder.loans.is_empty() {
+            return false;
+        }
+        holder.export.take()
+    };
+    // Descriptors are closed without the lock.
+    drop(gone);
+    true
+}
+
+/// Makes descriptors anew for the memory of a handle that has none. The thread is inside the gate, so the memory does not leave.
+///
+/// # Errors
+/// INVALID_VALUE: there is no such memory. OPERATING_SYSTEM: the process has no descriptors left. NOT_READY: not all of it is on the
+/// card. Else the driver's.
+pub(super) fn renew(handle: &Handle) -> Result<(), CUresult> {
+    let _running = lifecycle::hold_off_exit().ok_or(CUresult::DEINITIALIZED)?;
+    let (number, made_at, memory) = {
+        let exports = lock(&EXPORTS);
+        let number = exports.given(handle).ok_or(CUresult::INVALID_VALUE)?.holder;
+        let holder = exports.holders.get(&number).ok_or(CUresult::INVALID_VALUE)?;
+        if holder.export.is_some() {
+            return Ok(());
+        }
+        (number, holder.made_at, holder.memory.upgrade().ok_or(CUresult::INVALID_VALUE)?)
+    };
+    let mapped = memory.mapped.as_ref().ok_or(CUresult::INVALID_VALUE)?;
+    if descriptors_left() < mapped.parts() {
+        return Err(CUresult::OPERATING_SYSTEM);
+    }
+    let _relaxed = Relaxed::begin();
+    let new = made(made_at, mapped.describe(&memory.context_to_move_in())?);
+    // Descriptors are closed without the lock.
+    let _unneeded = match lock(&EXPORTS).holders.get_mut(&number) {
+        Some(holder) if holder.export.is_none() => holder.export.replace(new),
+        _ => Some(new),
+    };
+    Ok(())
 }
 
 /// Closes the parent's descriptors in a forked child, which would keep the memory alive. A lock is not waited for: a thread that
@@ -237,48 +374,57 @@ pub(crate) fn close_after_fork() {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return,
     };
-    let intact = exports.values().filter(|entry| entry.export.is_intact());
-    intact.flat_map(|entry| &entry.export.parts).for_each(|(_, descriptor)| descriptor.close());
+    for holder in exports.holders.values().filter(|holder| holder.is_known()) {
+        holder.export.iter().flat_map(|export| &export.parts).for_each(|(_, descriptor)| descriptor.close());
+        holder.loans.close_after_fork();
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn handles_are_told_from_the_drivers() {
-        let handle = Handle { exporter: [1; 16], allocation: 1 << 50, secret: [3; 16] };
-        let bytes = handle.bytes();
-        assert_eq!(Handle::read(&bytes), Some(handle));
-        for other in [[0; 64], [255; 64], [7; 64]] {
-            assert_eq!(Handle::read(&CUipcMemHandle(other)), None);
-        }
-        let mut longer = bytes;
-        longer.0[63] = 1;
-        assert_eq!(Handle::read(&longer), None, "a later form of handles");
+    /// A holder whose memory is gone, with descriptors.
+    fn holder() -> Holder {
+        let export = Some(made([0; 16], Vec::new()));
+        Holder { memory: Weak::new(), made_at: [0; 16], export, loans: Loans::default() }
+    }
+
+    fn entry(holder: u64) -> Entry {
+        Entry { holder, offset: 0, asked: 1, secret: [0; 16], is_freed: false }
     }
 
     #[test]
-    fn only_what_makes_sense_is_taken_in() {
-        let read = |words: &[u64]| {
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            Extent::read(&bytes).map(|given| given.parts.len())
-        };
-        assert_eq!(read(&[512, 512, 1024]), Some(1));
-        assert_eq!(read(&[0, 3072, 1024, 2048]), Some(2));
-        for wrong in [
-            &[][..],
-            &[0],
-            &[0, 512],
-            &[0, 0, 1024],
-            &[512, 1024, 1024],
-            &[u64::MAX, 2, 1024],
-            &[0, 1, u64::MAX, 2],
-            &[0, 1, 1024, 0],
-        ] {
-            assert_eq!(read(wrong), None, "{wrong:?}");
-        }
-        assert!(Extent::read(&[0; 25]).is_none());
+    fn memory_leaves_without_descriptors_and_not_while_it_is_lent() {
+        let (me, number) = (std::process::id() as libc::pid_t, 1 << 60);
+        let mut lent = holder();
+        assert!(lent.loans.add(me));
+        lock(&EXPORTS).holders.insert(number, lent);
+        lock(&EXPORTS).entries.insert(number, entry(number));
+        assert!(!withdraw(number) && find(number).is_some());
+        take_back(&Handle { exporter: [0; 16], allocation: number, secret: [0; 16] }, me);
+        assert!(withdraw(number) && find(number).is_none());
+        forget(number);
+        assert!(withdraw(number) && !lock(&EXPORTS).entries.contains_key(&number));
+    }
+
+    #[test]
+    fn a_part_that_is_freed_can_be_returned_and_is_forgotten_then() {
+        let (me, slab) = (std::process::id() as libc::pid_t, 1 << 61);
+        let handle = |allocation| Handle { exporter: [0; 16], allocation, secret: [0; 16] };
+        let mut exports = lock(&EXPORTS);
+        exports.holders.insert(slab, holder());
+        exports.entries.extend([(slab + 1, entry(slab)), (slab + 2, entry(slab))]);
+        assert!(exports.holders.get_mut(&slab).is_some_and(|slab| slab.loans.add(me)));
+        drop(exports);
+        forget(slab + 1);
+        assert!(find(slab).is_some(), "others can get the other part");
+        forget(slab + 2);
+        assert!(find(slab).is_none(), "nobody gets either part");
+        assert!(lock(&EXPORTS).given(&handle(slab + 1)).is_none() && !withdraw(slab));
+        take_back(&handle(slab + 1), me);
+        assert!(withdraw(slab) && !lock(&EXPORTS).holders.contains_key(&slab));
+        assert!(lock(&EXPORTS).entries.values().all(|entry| entry.holder != slab));
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Memory of other processes that the program has opened by a handle of the library (CUDA IPC). It is charged to the process that it
-//! is of, and stays on the card.
+//! is of, and stays on the card while it is open here. That process is told when it is closed.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::ThrottledLine;
 
-use super::exports::{Extent, Handle};
+use super::handles::{Extent, Handle, Word};
 use super::mapping::peers;
 use super::sharers;
 use crate::driver::types::{CUcontext, CUdevice, CUdeviceptr, CUipcMemHandle, CUresult};
@@ -21,11 +22,26 @@ const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 /// For how long a close waits for work. Beside a capture, or where work waits for the thread that closes, it would never end.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// Memory that a process has given this one, which is returned when this is dropped.
+#[derive(Debug)]
+struct Borrowed(Handle);
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        // With this process all that it has is returned.
+        if !lifecycle::is_exiting() && !lifecycle::is_forked() {
+            answering::tell(&self.0.exporter, &Word::Return(self.0).bytes());
+        }
+    }
+}
+
 /// Memory that is mapped at addresses of the library.
 #[derive(Debug)]
 struct Mapping {
     at: CUdeviceptr,
     parts: Vec<u64>,
+    /// Returned after the memory is unmapped.
+    _memory: Borrowed,
 }
 
 /// Memory that was opened.
@@ -59,16 +75,17 @@ impl Mapping {
     /// Maps what a process has given, for a device and its peers.
     fn make(
         given: &Extent,
-        descriptors: &[std::os::fd::OwnedFd],
+        descriptors: Vec<OwnedFd>,
+        memory: Borrowed,
         device: CUdevice,
     ) -> Result<Self, CUresult> {
         let _running = lifecycle::hold_off_exit().ok_or(CUresult::DEINITIALIZED)?;
         let _relaxed = Relaxed::begin();
         let span = given.parts.iter().sum();
         let at = driver::reserve_addresses(span)?;
-        let mut mapping = Self { at, parts: Vec::new() };
+        let mut mapping = Self { at, parts: Vec::new(), _memory: memory };
         let mapped = given.parts.iter().zip(descriptors).try_for_each(|(&bytes, descriptor)| {
-            let physical = driver::import_physical(descriptor)?;
+            let physical = driver::import_physical(&descriptor)?;
             let mapped = driver::map(at + mapping.span(), bytes, physical);
             // The memory lives as long as it is mapped.
             let _ = driver::release_physical(physical);
@@ -173,12 +190,12 @@ fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Resul
         known.times += 1;
         return Ok(known.pointer);
     }
-    let (given, descriptors) = fetch(handle).map_err(|(error, why)| {
+    let (given, descriptors, memory) = fetch(handle).map_err(|(error, why)| {
         static FAILS: ThrottledLine = ThrottledLine::new(log::warn);
         FAILS.say(format_args!("memory of another process cannot be opened: {why}"));
         error
     })?;
-    let mapping = Mapping::make(&given, &descriptors, device)?;
+    let mapping = Mapping::make(&given, descriptors, memory, device)?;
     let (pointer, asked) = (mapping.at + given.offset, given.asked);
     lock(&IMPORTS).push(Import { handle, mapping, pointer, asked, context, times: 1 });
     sharers::note(&handle.exporter);
@@ -206,18 +223,19 @@ pub(crate) fn are_any_on(device: CUdevice) -> bool {
 
 /// Asks the process that the memory is of. The driver answers INVALID_VALUE where that process is there and has no such memory, and
 /// INVALID_HANDLE where it is gone (measured on an H200).
-fn fetch(handle: Handle) -> Result<(Extent, Vec<std::os::fd::OwnedFd>), (CUresult, String)> {
+fn fetch(handle: Handle) -> Result<(Extent, Vec<OwnedFd>, Borrowed), (CUresult, String)> {
     let unknown = |why: &str| (CUresult::INVALID_HANDLE, why.to_owned());
     let (answer, descriptors) =
-        answering::ask(&handle.exporter, &handle.bytes().0).map_err(|why| unknown(&why))?;
+        answering::ask(&handle.exporter, &Word::Get(handle).bytes()).map_err(|why| unknown(&why))?;
     if answer.is_empty() {
         return Err((CUresult::INVALID_VALUE, "it is freed, or the handle is forged".to_owned()));
     }
+    let memory = Borrowed(handle);
     let given = Extent::read(&answer).ok_or_else(|| unknown("its answer makes no sense"))?;
     if given.parts.len() != descriptors.len() {
         return Err(unknown("not all of its descriptors have come: this process may have too many open"));
     }
-    Ok((given, descriptors))
+    Ok((given, descriptors, memory))
 }
 
 /// Closes opened memory once. `None`: the library has not opened it.

@@ -15,22 +15,20 @@ use std::ffi::c_ulonglong;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use nvshare_proto::units::MIB;
-
 use super::admission;
 use super::allocations::{Allocation, Kind};
 use super::backing::AllocationRequest;
 use super::charge::Charge;
-use super::devices::{self, Device};
+use super::devices::Device;
 use super::free;
 use super::mapping::{GRANULE, Mapped};
+use super::pins;
 use super::plain;
 use super::slabs;
 use crate::driver::types::{
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemHandle,
     CUresult,
 };
-use crate::process::log;
 use crate::work::contexts;
 
 /// `CUmemGenericAllocationHandle`
@@ -398,7 +396,7 @@ pub(crate) fn set_access(
             mapped.set_access(at, access)?;
             let device = object.allocation.device;
             if access.iter().any(|access| access.flags != 0 && !access.location.is_device(device)) {
-                pin_object(&object.allocation, "another device can reach them");
+                pins::pin(&object.allocation, "another device can reach them");
             }
             Ok(())
         }
@@ -418,14 +416,14 @@ pub(crate) fn handles(handle: Handle) -> Option<Vec<(u64, u64, CUmemHandle)>> {
 /// From now on the memory of a handle stays on the card.
 pub(crate) fn pin(handle: Handle, why: &str) {
     let books = read();
-    books.objects.get(&handle).into_iter().for_each(|object| pin_object(&object.allocation, why));
+    books.objects.get(&handle).into_iter().for_each(|object| pins::pin(&object.allocation, why));
 }
 
 /// From now on the memory that is mapped in a range stays on the card.
 pub(crate) fn pin_range(at: CUdeviceptr, bytes: u64, why: &str) {
     let books = read();
     for handle in books.mappings_in(at, bytes).iter().filter_map(|(_, mapping)| mapping.handle()) {
-        books.objects.get(&handle).into_iter().for_each(|object| pin_object(&object.allocation, why));
+        books.objects.get(&handle).into_iter().for_each(|object| pins::pin(&object.allocation, why));
     }
 }
 
@@ -434,19 +432,7 @@ pub(crate) fn pin_allocated(allocation: &Allocation, why: &str) {
     if let Some(part) = &allocation.part {
         slabs::close(&part.slab);
     }
-    pin_object(allocation.holder(), why);
-}
-
-fn pin_object(allocation: &Allocation, why: &str) {
-    // Another thread that frees it undoes the pin, if it finds one.
-    let residency = allocation.residency();
-    let is_news = !residency.is_freed() && allocation.mapped.as_ref().is_some_and(Mapped::pin);
-    if let Some(device) = devices::get(allocation.device).filter(|_| is_news) {
-        let size = residency.size();
-        device.update(|account| account.pin(size));
-        drop(residency);
-        log::info(format_args!("{} MiB stay on the card: {why}", allocation.size / MIB));
-    }
+    pins::pin(allocation.holder(), why);
 }
 
 /// A mapping of memory of the library's, for questions about a pointer into it.

@@ -1,7 +1,8 @@
 //! How the program's memory comes to be shared with other processes (CUDA IPC).
 //!
 //! With the first handle of an allocation its memory is [exchanged](super::mapping::Mapped::make_exportable), while none of the
-//! program's work runs. The memory stays on the card from then on. A small allocation is shared with its slab, as the driver does.
+//! program's work runs. From then on other processes can [get](super::exports) it. A small allocation is shared with its slab, as the
+//! driver does.
 //!
 //! A device that reaches the memory by its descriptor (dma-buf) would go on to reach the old memory. So such memory is not exchanged
 //! any more. It is exchanged before, since many programs do both with the same memory.
@@ -18,7 +19,7 @@ use super::allocations::{Allocation, Kind};
 use super::backing::{AllocationRequest, Work};
 use super::exports::Means;
 use super::mapping::Mapped;
-use super::{admission, deferred_free, devices, exports, free, physical};
+use super::{admission, deferred_free, devices, exports, free, lending, slabs};
 use crate::driver::types::{CUipcMemHandle, CUresult};
 use crate::process::lock::lock;
 use crate::process::{lifecycle, log, passing};
@@ -140,7 +141,7 @@ pub(crate) fn share(allocation: &Arc<Allocation>, room: Option<Room>) -> Result<
         say_refused(allocation, format_args!("other devices may reach this memory where it is now"));
         return Err(CUresult::INVALID_VALUE);
     }
-    let means = Means::get().map_err(|error| no_means(format_args!("{error}")))?;
+    let means = Means::get(lending::TASKS).map_err(|error| no_means(format_args!("{error}")))?;
     let mapped = holder.mapped.as_ref().ok_or(CUresult::INVALID_VALUE)?;
     let is_exchanged = mapped.is_exportable();
     let needed = if is_exchanged { mapped.parts() } else { 1 };
@@ -152,23 +153,24 @@ pub(crate) fn share(allocation: &Arc<Allocation>, room: Option<Room>) -> Result<
             )));
         }
         // It stays where it is.
-        _ if is_exchanged && holder.is_pinned() => {
+        _ if is_exchanged => {
             let parts = mapped.describe(&holder.context_to_move_in()).inspect_err(refused)?;
-            exports::describe(holder.id, &means, parts)
+            exports::describe(&means, parts)
         }
         _ => {
             let is_last_try = room.is_some();
-            let parts = standstill::make(|| exchange_and_pin(allocation, means.descriptors, room));
+            let parts = standstill::make(|| exchange_and_describe(allocation, means.descriptors, room));
             let parts = parts.unwrap_or(Err(CUresult::NOT_READY)).inspect_err(|error| {
                 if is_last_try || *error != CUresult::OUT_OF_MEMORY {
                     refused(error);
                 }
             })?;
-            exports::describe(holder.id, &means, parts)
+            exports::describe(&means, parts)
         }
     };
     let (offset, asked) = (allocation.base - holder.base, allocation.asked().unwrap_or(0));
-    exports::add(allocation.id, &export, offset, asked, &means);
+    let memory = allocation.part.as_ref().map_or(allocation, |part| &part.slab);
+    exports::add(allocation, memory, &export, offset, asked, &means);
     if allocation.is_leaving() {
         // Another thread frees it, and may have been there before.
         exports::forget(allocation.id);
@@ -176,8 +178,9 @@ pub(crate) fn share(allocation: &Arc<Allocation>, room: Option<Room>) -> Result<
     handle_of(allocation).unwrap_or(Err(CUresult::INVALID_VALUE))
 }
 
-/// Exchanges an allocation and describes it: from now on it stays on the card. None of the program's work runs.
-fn exchange_and_pin(
+/// Exchanges an allocation and describes it. None of the program's work runs. No more parts of its slab are taken: others reach all of
+/// it.
+fn exchange_and_describe(
     allocation: &Allocation,
     most: usize,
     room: Option<Room>,
@@ -187,9 +190,8 @@ fn exchange_and_pin(
     room.iter().for_each(Room::make_way);
     exchange(holder, most)?;
     drop(room);
-    let parts = mapped.describe(&holder.context_to_move_in())?;
-    physical::pin_allocated(allocation, "other processes can reach them");
-    Ok(parts)
+    allocation.part.iter().for_each(|part| slabs::close(&part.slab));
+    mapped.describe(&holder.context_to_move_in())
 }
 
 fn say_refused(allocation: &Allocation, why: std::fmt::Arguments<'_>) {

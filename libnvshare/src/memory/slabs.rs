@@ -17,6 +17,7 @@ use nvshare_client::slabs::Slabs;
 
 use super::allocations::{Allocation, Part};
 use super::devices;
+use super::mapping::Mapped;
 use crate::driver::types::{CUdevice, CUdeviceptr};
 use crate::process::lock::lock;
 use crate::work::contexts::Context;
@@ -84,10 +85,11 @@ pub(super) fn give_back(allocation: &Allocation, part: &Part) -> Option<Arc<Allo
         return None;
     }
     let empty = pool.free.give_back(allocation.base, part.asked)?;
-    // Pinned memory is not kept: it does not move.
+    // Pinned memory is not kept, as it does not move, nor memory that other processes could get.
     if let Some(device) = devices::get(part.slab.device)
         && !pool.free.has_empty()
         && !part.slab.is_pinned()
+        && !part.slab.mapped.as_ref().is_some_and(Mapped::is_shared)
     {
         pool.free.add_empty(empty);
         part.slab.set_spare(true);

@@ -3,7 +3,8 @@
 //! A process listens at an abstract address of its network namespace, whose name is random: only those find it that were given
 //! the name. The kernel says whose process is at the other end, and each end wants its own user there. A question is a few
 //! bytes, and an answer may have descriptors with it. The thread starts with the first call of [`listen`]. It calls nothing
-//! but the function that was given to it. It waits for no asker: each has [`PATIENCE`], and a bounded number is heard at a time.
+//! but the functions that were given to it. It waits for no asker: each has [`PATIENCE`], and a bounded number is heard at a time.
+//! An answer that takes longer is given by another thread, and [`LATER`] comes before it.
 //! Other users' processes can connect as well, as often as they like. The thread [pauses](Pause) between looks at them.
 
 use std::ffi::c_int;
@@ -19,7 +20,7 @@ use nvshare_proto::ThrottledLine;
 use super::descriptor::{Descriptor, Held};
 use super::lock::lock;
 use super::passing;
-use super::{log, threads};
+use super::{lifecycle, log, threads};
 
 /// The random part of an address.
 pub(crate) type Name = [u8; 16];
@@ -37,9 +38,43 @@ const MIN_PAUSE: Duration = Duration::from_millis(1);
 const MAX_PAUSE: Duration = Duration::from_millis(10);
 /// How long the asking end waits: the other process may be stopped, or have many askers.
 const ASKER_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a process waits that only tells something.
+const TELLER_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Answers a question by sending on this socket; nothing sent: the asker gets the end of the connection.
-pub(crate) type Answer = fn(question: &[u8; QUESTION], asker: c_int);
+/// Said before an answer that takes longer. The asker waits for that until the connection ends.
+pub(crate) const LATER: [u8; 1] = [1];
+/// How often a process that said so is asked again when its connection has ended without an answer.
+const TRIES: u32 = 8;
+
+/// The tasks of the thread that answers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tasks {
+    /// Answers a question.
+    pub(crate) answer: fn(question: &[u8; QUESTION], asker: Asker),
+    /// Descriptors that are watched beside the askers: when one can be read, there is something to look at.
+    pub(crate) watched: fn() -> Vec<c_int>,
+    /// Looks at all that is watched.
+    pub(crate) look: fn(),
+}
+
+/// A process that has asked. When this is dropped without an answer, it gets the end of the connection.
+#[derive(Debug)]
+pub(crate) struct Asker(Held);
+
+impl Asker {
+    /// The number of the process; 0: it is in a namespace that this one does not see.
+    pub(crate) fn process(&self) -> Option<libc::pid_t> {
+        Some(credentials(self.0.get()?)?.pid)
+    }
+
+    /// Answers, with descriptors.
+    ///
+    /// # Errors
+    /// The system's: the asker does not wait any more, or the program has closed the socket.
+    pub(crate) fn send(&self, answer: &[u8], descriptors: &[c_int]) -> io::Result<()> {
+        passing::send(self.0.get().ok_or(io::ErrorKind::NotConnected)?, answer, descriptors)
+    }
+}
 
 static LISTENER: Descriptor = Descriptor::none();
 /// The address of this process, as two words; zero: there is none.
@@ -64,7 +99,7 @@ pub(crate) fn own_name() -> Option<Name> {
 ///
 /// # Errors
 /// The system's: no descriptor, no thread, or no random numbers.
-pub(crate) fn listen(answer: Answer) -> io::Result<Name> {
+pub(crate) fn listen(tasks: Tasks) -> io::Result<Name> {
     static STARTING: Mutex<()> = Mutex::new(());
     let _one = lock(&STARTING);
     if let Some(name) = own_name() {
@@ -84,7 +119,7 @@ pub(crate) fn listen(answer: Answer) -> io::Result<Name> {
     ADDRESS[1].store(name_word as u64, Ordering::SeqCst);
     // From here on it is closed through the static, which a forked child can reach.
     LISTENER.set(socket.into_number().ok_or(io::ErrorKind::NotConnected)?);
-    if threads::spawn("nvshare-share", move || answer_all(number, name, answer)) {
+    if threads::spawn("nvshare-share", move || answer_all(number, name, tasks)) {
         return Ok(name);
     }
     close_after_fork();
@@ -127,19 +162,24 @@ fn is_own_users(socket: c_int) -> bool {
     is_of(socket, unsafe { libc::geteuid() })
 }
 
-/// Whether the other end of a connection is of a user, as the kernel says.
+/// Whether the other end of a connection is of a user.
 fn is_of(socket: c_int, user: libc::uid_t) -> bool {
+    credentials(socket).is_some_and(|peer| peer.uid == user)
+}
+
+/// The process that connected, as the kernel says.
+fn credentials(socket: c_int) -> Option<libc::ucred> {
     let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
     let mut length = size_of_val(&peer) as libc::socklen_t;
     // SAFETY: a place of the given length.
     let known = unsafe {
         libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut length)
     };
-    known == 0 && peer.uid == user
+    (known == 0).then_some(peer)
 }
 
-/// One who has connected and has not asked yet.
-struct Asker {
+/// A process that has connected and has not asked yet.
+struct Guest {
     socket: Held,
     until: Instant,
 }
@@ -171,41 +211,38 @@ impl Pause {
 }
 
 /// The life of the thread. It ends when the program has closed the socket: the number may be that of a later one then.
-fn answer_all(listener: c_int, name: Name, answer: Answer) {
-    let mut askers: Vec<Asker> = Vec::new();
+fn answer_all(listener: c_int, name: Name, tasks: Tasks) {
+    let mut guests: Vec<Guest> = Vec::new();
     let mut pause = Pause::none(Instant::now());
     while own_name() == Some(name) {
         let begin = Instant::now();
-        let room = askers.len() < MAX_ASKERS && pause.is_over(begin);
-        let mut watched =
-            vec![libc::pollfd { fd: if room { listener } else { -1 }, events: libc::POLLIN, revents: 0 }];
-        askers.retain(|asker| asker.socket.get().is_some());
-        watched.extend(askers.iter().map(|asker| libc::pollfd {
-            fd: asker.socket.get().unwrap_or(-1),
-            events: libc::POLLIN,
-            revents: 0,
-        }));
+        let room = guests.len() < MAX_ASKERS && pause.is_over(begin);
+        let entry = |number| libc::pollfd { fd: number, events: libc::POLLIN, revents: 0 };
+        let mut watched = vec![entry(if room { listener } else { -1 })];
+        guests.retain(|guest| guest.socket.get().is_some());
+        watched.extend(guests.iter().map(|guest| entry(guest.socket.get().unwrap_or(-1))));
+        watched.extend((tasks.watched)().into_iter().map(entry));
         let ends =
-            askers.iter().map(|asker| asker.until).chain((!pause.is_over(begin)).then_some(pause.until));
+            guests.iter().map(|guest| guest.until).chain((!pause.is_over(begin)).then_some(pause.until));
         let left = ends.map(|end| end.saturating_duration_since(begin)).min();
         // Nothing wakes it when the socket is closed.
         let millis = left.map_or(PATIENCE, |left| left.min(PATIENCE)).as_millis() as c_int + 1;
         // SAFETY: that many valid entries; a negative descriptor is passed over.
         unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, millis) };
         let (now, mut ready) = (Instant::now(), watched.iter().skip(1).map(|at| at.revents != 0));
-        askers.retain(|asker| {
-            if ready.next() == Some(true) {
-                hear(&asker.socket, answer);
-                return false;
-            }
-            asker.until > now
-        });
+        let (heard, silent) = guests.into_iter().partition(|_| ready.next() == Some(true));
+        guests = silent;
+        guests.retain(|guest| guest.until > now);
+        if ready.any(|ready| ready) {
+            (tasks.look)();
+        }
+        heard.into_iter().for_each(|guest: Guest| hear(guest.socket, tasks));
         if watched.first().is_some_and(|at| at.revents != 0) && own_name() == Some(name) {
             // No more than there are places, so that those who have asked are heard.
             let mut another_user_came = false;
-            for _ in askers.len()..MAX_ASKERS {
+            for _ in guests.len()..MAX_ASKERS {
                 match accept(listener) {
-                    Came::Asker(asker) => askers.push(asker),
+                    Came::Guest(guest) => guests.push(guest),
                     Came::OtherUser => another_user_came = true,
                     Came::Nobody => break,
                 }
@@ -217,7 +254,7 @@ fn answer_all(listener: c_int, name: Name, answer: Answer) {
 
 /// The result of a look at those who want to connect.
 enum Came {
-    Asker(Asker),
+    Guest(Guest),
     /// One who gets nothing.
     OtherUser,
     Nobody,
@@ -246,18 +283,18 @@ fn accept(listener: c_int) -> Came {
             .say(format_args!("another user's process has asked for this program's memory, and is refused"));
         return Came::OtherUser;
     }
-    Came::Asker(Asker { socket, until: Instant::now() + PATIENCE })
+    Came::Guest(Guest { socket, until: Instant::now() + PATIENCE })
 }
 
 /// Answers one question. One of another length is none.
-fn hear(socket: &Held, answer: Answer) {
+fn hear(socket: Held, tasks: Tasks) {
     let Some(number) = socket.get() else { return };
     let mut bytes = [0u8; QUESTION + 1];
     // Descriptors that come with it are closed.
     if let Ok((QUESTION, _)) = passing::receive(number, &mut bytes)
         && let Some(question) = bytes.first_chunk()
     {
-        answer(question, number);
+        (tasks.answer)(question, Asker(socket));
     }
 }
 
@@ -266,17 +303,64 @@ fn hear(socket: &Held, answer: Answer) {
 /// # Errors
 /// A text: nobody listens there, it is of another user, or there is no answer.
 pub(crate) fn ask(name: &Name, question: &[u8; QUESTION]) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
-    ask_within(ASKER_PATIENCE, name, question)
+    for _ in 1..TRIES {
+        match ask_within(ASKER_PATIENCE, name, question)? {
+            // It is gone, has changed its mind, or could not do then what it has to do first.
+            (answer, _) if answer == LATER => {}
+            answered => return Ok(answered),
+        }
+    }
+    Err("it has put off the answer too often".to_owned())
 }
 
-/// A signal that the program handles ends a call of the system early. So the time of all calls together is bounded, not of each.
+/// Tells the process that listens at a name something, and waits for no answer. It may be gone, or not listen for now.
+pub(crate) fn tell(name: &Name, word: &[u8; QUESTION]) {
+    if let Err(why) = connect_and_say(Instant::now() + TELLER_PATIENCE, name, word) {
+        log::debug(format_args!("a process is not told that memory of it is closed: {why}"));
+    }
+}
+
+/// A signal that the program handles ends a call of the system early. So the time of all calls together is bounded, not of each. Behind
+/// [`LATER`], time is not bounded; if nothing comes, that is the answer.
 fn ask_within(
     patience: Duration,
     name: &Name,
     question: &[u8; QUESTION],
 ) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
     let deadline = Instant::now() + patience;
-    let describe = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+    let socket = connect_and_say(deadline, name, question)?;
+    let number = socket.get().ok_or("no socket")?;
+    let mut bytes = vec![0; ANSWER];
+    let wait = |left: Duration| {
+        let mut answered = libc::pollfd { fd: number, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry.
+        unsafe { libc::poll(&raw mut answered, 1, left.as_millis() as c_int + 1) };
+    };
+    let received = until(deadline, || passing::receive(number, &mut bytes), wait);
+    let (read, came) = received.map_err(describe("no answer"))?;
+    if bytes.get(..read) != Some(&LATER[..]) {
+        bytes.truncate(read);
+        return Ok((bytes, came.unwrap_or_default()));
+    }
+    loop {
+        let slice = Instant::now() + ASKER_PATIENCE;
+        match until(slice, || passing::receive(number, &mut bytes), wait) {
+            Ok((read @ 1.., came)) => {
+                bytes.truncate(read);
+                return Ok((bytes, came.unwrap_or_default()));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !lifecycle::is_exiting() => {}
+            Ok((0, _)) | Err(_) => return Ok((LATER.to_vec(), Vec::new())),
+        }
+    }
+}
+
+fn describe(what: &'static str) -> impl Fn(io::Error) -> String {
+    move |error| format!("{what}: {error}")
+}
+
+/// Connects to the process that listens at a name, and sends it a message.
+fn connect_and_say(deadline: Instant, name: &Name, message: &[u8; QUESTION]) -> Result<Held, String> {
     let socket = socket(libc::SOCK_NONBLOCK).map_err(describe("no socket"))?;
     let number = socket.get().ok_or("no socket")?;
     let (address, length) = address_of(name);
@@ -289,17 +373,8 @@ fn ask_within(
     if !is_own_users(number) {
         return Err("the process that shares it is another user's".to_owned());
     }
-    passing::send(number, question, &[]).map_err(describe("the question"))?;
-    let mut bytes = vec![0; ANSWER];
-    let wait = |left: Duration| {
-        let mut answered = libc::pollfd { fd: number, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid entry.
-        unsafe { libc::poll(&raw mut answered, 1, left.as_millis() as c_int + 1) };
-    };
-    let received = until(deadline, || passing::receive(number, &mut bytes), wait);
-    let (read, came) = received.map_err(describe("no answer"))?;
-    bytes.truncate(read);
-    Ok((bytes, came.unwrap_or_default()))
+    passing::send(number, message, &[]).map_err(describe("the question"))?;
+    Ok(socket)
 }
 
 /// Makes a call of the system until it does not have to wait, or until the deadline. `wait` is told the time that is left.
@@ -365,16 +440,31 @@ mod tests {
         assert!(!is_of(socket, me + 1) && !is_of(-1, me));
     }
 
-    fn echo(question: &[u8; QUESTION], asker: c_int) {
-        if question[0] != 0 {
-            let _ = passing::send(asker, &question[..4], &[asker]);
+    /// Those that ask with a 9 get a late answer from another thread, with a 6 none behind it.
+    fn echo(question: &[u8; QUESTION], asker: Asker) {
+        assert_eq!(asker.process(), Some(std::process::id() as libc::pid_t));
+        let number = asker.0.get().unwrap();
+        match question[0] {
+            0 => {}
+            9 => {
+                asker.send(&LATER, &[]).unwrap();
+                let answer = question[..4].to_vec();
+                std::thread::spawn(move || {
+                    threads::sleep(Duration::from_millis(50));
+                    let _ = asker.send(&answer, &[number]);
+                });
+            }
+            6 => asker.send(&LATER, &[]).unwrap(),
+            _ => _ = asker.send(&question[..4], &[number]),
         }
     }
 
+    const ECHO: Tasks = Tasks { answer: echo, watched: || Vec::new(), look: || () };
+
     #[test]
     fn questions_are_answered_and_others_keep_nobody() {
-        let name = listen(echo).unwrap();
-        assert_eq!(listen(echo).unwrap(), name);
+        let name = listen(ECHO).unwrap();
+        assert_eq!(listen(ECHO).unwrap(), name);
         let (address, length) = address_of(&name);
         let connect = || {
             let socket = socket(0).unwrap();
@@ -392,6 +482,9 @@ mod tests {
             assert_eq!((&answer[..], came.len()), (&[7; 4][..], 1));
         }
         assert!(ask(&name, &[0; QUESTION]).unwrap().0.is_empty());
+        let (late, came) = ask(&name, &[9; QUESTION]).unwrap();
+        assert_eq!((&late[..], came.len()), (&[9; 4][..], 1));
+        assert!(ask(&name, &[6; QUESTION]).unwrap_err().contains("put off"));
         // Where there is no more room, they are heard no more after a while.
         let more: Vec<Held> = (0..4).map(|_| connect()).collect();
         assert!(ask(&name, &[7; QUESTION]).is_ok());
@@ -407,7 +500,7 @@ mod tests {
         // The program closes the socket: the next call listens again, elsewhere.
         // SAFETY: the test's own.
         unsafe { libc::close(LISTENER.get().unwrap()) };
-        let other = listen(echo).unwrap();
+        let other = listen(ECHO).unwrap();
         assert!(other != name && ask(&other, &[7; QUESTION]).is_ok());
         // SAFETY: it only asks.
         if unsafe { libc::geteuid() } == 0 {

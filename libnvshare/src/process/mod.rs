@@ -12,6 +12,7 @@ pub(crate) mod host_memory;
 pub(crate) mod lifecycle;
 pub(crate) mod lock;
 pub(crate) mod log;
+pub(crate) mod other;
 pub(crate) mod passing;
 pub(crate) mod phases;
 pub(crate) mod seat;

@@ -1,7 +1,8 @@
 //! Memory that processes share by handles (CUDA IPC), or other devices reach by descriptors (dma-buf), with `NVSHARE_MEMORY=swap`: as
-//! natively, and it stays on the card.
+//! natively. It stays on the card while another process or device has it.
 
 use nvshare_harness::{Finished, Program, Scheduler, World};
+use nvshare_proto::ClientStatus;
 use nvshare_proto::units::MIB;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -35,7 +36,6 @@ fn under_nvshare_with(guest: &str, arguments: &[&str]) -> Finished {
 fn calls_answer_as_natively() {
     natively(BY_HANDLES, "answers");
     let log = under_nvshare(BY_HANDLES, "answers").log;
-    assert!(log.contains("36 MiB stay on the card: other processes can reach them"), "{log}");
     assert!(!log.contains("memory that moves cannot be shared"), "{log}");
 }
 
@@ -94,14 +94,12 @@ fn others_make_way_for_an_exchange() {
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
     let other = other.until_told().start();
-    let guest = Program::guest(&world, BY_HANDLES, &["full"]).until_woken().until_told().start();
+    let guest = Program::guest(&world, BY_HANDLES, &["full"]).until_woken().start();
     Scheduler::until_turns(&world, &[&guest, &other], 4);
     world.wake();
-    Scheduler::until(&world, "all of it is shared", |status| {
-        let immovable = || Some(status.find(guest.pid())?.usage.first()?.immovable);
-        !guest.lives() || immovable() == Some(318 * MIB)
-    });
-    world.stop_guest(guest, other);
+    guest.finish().passed();
+    world.stop();
+    other.finish().intact();
     world.moved_when_told();
 }
 
@@ -117,6 +115,10 @@ fn shared_memory_stays_while_other_memory_moves() {
     stays_while_other_memory_moves(BY_HANDLES);
 }
 
+fn immovable(client: &ClientStatus) -> u64 {
+    client.usage.iter().map(|usage| usage.immovable).sum()
+}
+
 fn stays_while_other_memory_moves(guest: &str) {
     let world = World::with_memory("swap", CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
@@ -128,11 +130,72 @@ fn stays_while_other_memory_moves(guest: &str) {
         !guest.lives() || status.find(guest.pid()).is_some_and(|client| client.counters.evicted >= 100 * MIB)
     });
     if guest.lives() {
-        let status = Scheduler::status(&world);
-        let usage = &status.client(guest.pid()).usage;
-        assert_eq!(usage.iter().map(|usage| usage.immovable).sum::<u64>(), SHARED);
+        assert_eq!(immovable(Scheduler::status(&world).client(guest.pid())), SHARED);
     }
     world.stop_guest(guest, other);
+    world.moved_when_told();
+}
+
+/// The other process opens it for moments, also while it is away.
+#[test]
+fn shared_memory_moves_while_nobody_else_has_it() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let guest = Program::guest(&world, BY_HANDLES, &["lent"]).until_told().start();
+    let other = Program::workload(&world, "other", "--memory 1008MiB --block 48MiB --kernel-us 2000");
+    let other = other.until_told().start();
+    Scheduler::until_turns(&world, &[&guest, &other], 12);
+    let until = |what: &str, is_so: &dyn Fn(&ClientStatus) -> bool| {
+        Scheduler::until(&world, what, |status| {
+            !guest.lives() || status.find(guest.pid()).is_some_and(is_so)
+        });
+    };
+    for _ in 0..3 {
+        until("all of it is away", &|client| {
+            client.usage.iter().map(|usage| usage.absent).sum::<u64>() >= 400 * MIB + SHARED
+        });
+        until("another process has it", &|client| immovable(client) >= SHARED);
+    }
+    world.stop_guest(guest, other);
+    world.moved_when_told();
+}
+
+#[test]
+fn memory_that_a_dead_process_had_moves_again() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let guest = Program::guest(&world, BY_HANDLES, &["abandoned"]).until_woken().until_told().start();
+    let until = |what: &str, wanted| {
+        Scheduler::until(&world, what, |status| {
+            !guest.lives() || status.find(guest.pid()).is_some_and(|client| immovable(client) == wanted)
+        });
+    };
+    until("two have it", SHARED);
+    world.wake();
+    until("one has died, and one has closed it", 0);
+    assert!(guest.lives());
+    world.stop();
+    guest.finish().passed();
+}
+
+/// It cannot be known any more which processes have the memory.
+#[test]
+fn shared_memory_stays_after_its_program_has_closed_all_descriptors() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let guest = Program::guest(&world, BY_HANDLES, &["closes"]).until_told().start();
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
+    let other = other.until_told().start();
+    Scheduler::until_turns(&world, &[&guest, &other], 8);
+    world.stop_guest(guest, other);
+    world.moved_when_told();
+}
+
+#[test]
+fn memory_that_is_away_is_opened_in_the_turn_of_its_process() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    Program::guest(&world, BY_HANDLES, &["waits"]).start().finish().passed();
     world.moved_when_told();
 }
 

@@ -6,6 +6,7 @@
 //! a descriptor is needed for each.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{CHUNK, Chunk, DRIVER_IS_LATE, Mapped, copies, host_pool, peers};
@@ -65,9 +66,14 @@ struct Part<'a> {
 }
 
 impl Mapped {
-    /// Whether each part of the allocation has such memory. A part loses it when it leaves the card.
+    /// Whether each part of the allocation has such memory. A part that is not on the card has none.
     pub(in crate::memory) fn is_exportable(&self) -> bool {
         self.lock().iter().all(|chunk| chunk.exportable)
+    }
+
+    /// Whether the memory behind chunks that come back is such memory.
+    pub(in crate::memory) fn is_shared(&self) -> bool {
+        self.is_shared.load(Ordering::Relaxed)
     }
 
     /// The number of parts, each of which needs a descriptor.
@@ -97,6 +103,8 @@ impl Mapped {
         if chunks.iter().any(|chunk| chunk.moving || chunk.physical.is_none()) {
             return Err(CUresult::NOT_READY);
         }
+        // From here on, memory that comes back is such memory.
+        self.is_shared.store(true, Ordering::Relaxed);
         // An exchange that failed may have done a part of them.
         let span = chunks.iter().filter(|chunk| !chunk.exportable).map(|chunk| chunk.bytes).sum();
         let least = least_of(&chunks, most);

@@ -18,7 +18,7 @@ mod segment;
 pub(crate) mod supply;
 mod views;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,7 @@ pub(super) struct Chunk {
     pub(super) moving: bool,
     /// The look is one at memory that stays, beside the program's work: it may take as long as that work.
     pub(super) guessed: bool,
-    /// The memory behind the chunk was made for descriptors, by an [exchange](Mapped::make_exportable).
+    /// Descriptors can be made of the memory behind the chunk: since an [exchange](Mapped::make_exportable), it is created so.
     pub(super) exportable: bool,
     /// The chunk came to the card without contents while the gate was [closed for](crate::work::gate::closed_for) this: until
     /// the gate opens, no work can have written there.
@@ -81,12 +81,24 @@ pub(crate) struct Mapped {
     pub(super) chunks: Mutex<Vec<Chunk>>,
     /// Notified when a chunk stops moving.
     pub(super) stopped: Condvar,
-    /// Nothing of the allocation is copied any more: its context is broken, or others can reach its memory.
-    pinned: AtomicBool,
+    /// The reasons for which nothing of the allocation moves.
+    pins: AtomicU8,
+    /// Descriptors can be made of all memory that is created from now on.
+    is_shared: AtomicBool,
     /// The program's knowledge of memory that it created itself.
     program: Option<Program>,
     /// Small allocations share the memory.
     is_slab: bool,
+}
+
+/// Why nothing of an allocation moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Pin {
+    /// Its context is broken, or others can reach its memory.
+    ForGood = 1,
+    /// Other processes have its memory.
+    Lent = 2,
 }
 
 /// Bytes that an allocation takes.
@@ -128,8 +140,8 @@ impl Mapped {
         let base = driver::reserve_addresses(span)?;
         let new = |(offset, bytes)| Chunk::absent(offset, bytes);
         let chunks = Mutex::new(split(span, chunk).map(new).collect());
-        let pinned = AtomicBool::new(false);
-        Ok((base, Self { asked, chunks, stopped: Condvar::new(), pinned, program, is_slab: false }))
+        let (pins, is_shared) = (AtomicU8::new(0), AtomicBool::new(false));
+        Ok((base, Self { asked, chunks, stopped: Condvar::new(), pins, is_shared, program, is_slab: false }))
     }
 
     /// Whether the program does not know the addresses.
@@ -210,13 +222,19 @@ impl Mapped {
         self.lock().iter().any(|chunk| chunk.physical.is_none())
     }
 
-    /// Notes that nothing of the allocation is copied any more. Returns whether this is news.
-    pub(super) fn pin(&self) -> bool {
-        !self.pinned.swap(true, Ordering::Relaxed)
+    /// Notes a reason for which nothing of the allocation moves. Returns whether it is the only one.
+    pub(super) fn pin(&self, why: Pin) -> bool {
+        self.pins.fetch_or(why as u8, Ordering::SeqCst) == 0
     }
 
+    /// Notes that a reason is gone. Returns whether it was the only one.
+    pub(super) fn unpin(&self, why: Pin) -> bool {
+        self.pins.fetch_and(!(why as u8), Ordering::SeqCst) == why as u8
+    }
+
+    /// Whether nothing of the allocation moves.
     pub(crate) fn is_pinned(&self) -> bool {
-        self.pinned.load(Ordering::Relaxed)
+        self.pins.load(Ordering::SeqCst) != 0
     }
 
     /// Creates memory and maps it at an address. The caller gives access to it, and makes it [visible](Self::show).
@@ -227,7 +245,11 @@ impl Mapped {
         device: CUdevice,
     ) -> Result<CUmemHandle, CUresult> {
         let Some(_running) = lifecycle::hold_off_exit() else { return Err(CUresult::OUT_OF_MEMORY) };
-        let properties = self.properties().unwrap_or_else(|| CUmemAllocationProp::on(device));
+        let ordinary = || {
+            let is_shared = self.is_shared.load(Ordering::Relaxed);
+            if is_shared { CUmemAllocationProp::shared_on(device) } else { CUmemAllocationProp::on(device) }
+        };
+        let properties = self.properties().unwrap_or_else(ordinary);
         let physical = driver::create_physical(&properties, bytes)?;
         driver::map(address, bytes, physical).inspect_err(|_| {
             let _ = driver::release_physical(physical);

@@ -82,7 +82,7 @@ fn give_up_in(context: &Arc<Context>, device: &Device, error: CUresult) {
         bytes += absent;
     });
     // From now on, memory that is still on the GPU stays there.
-    pin_context(context, device, error);
+    pin_context(context, error);
     // An eviction may have met the error before any memory was away.
     if bytes > 0 {
         context.fail(error);

@@ -26,7 +26,8 @@ use crate::memory::devices::Device;
 use crate::memory::mapping::at_hand::AtHand;
 use crate::memory::mapping::copies::HostCopy;
 use crate::memory::mapping::host_pool::{self, NoSlots};
-use crate::memory::mapping::{Chunk, GRANULE, Mapped, copies, destroy, peers};
+use crate::memory::mapping::{Chunk, GRANULE, Mapped, Pin, copies, destroy, peers};
+use crate::memory::{exports, pins};
 use crate::process::phases::Laps;
 use crate::process::{log, threads};
 use crate::work::contexts::{self, Context};
@@ -46,9 +47,9 @@ enum Begun {
 }
 
 /// The move stops because of a driver's error, or because the context ends.
-fn stop(allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Begun {
+fn stop(allocation: &Allocation, error: Option<CUresult>) -> Begun {
     match error {
-        Some(error) if error.ends_all_work() => pin_context(&allocation.context_to_move_in(), device, error),
+        Some(error) if error.ends_all_work() => pin_context(&allocation.context_to_move_in(), error),
         Some(error) => {
             static FAILS: ThrottledLine = ThrottledLine::new(log::warn);
             FAILS.say(format_args!("moving memory at {:#x}: {error:?}", allocation.base));
@@ -59,14 +60,14 @@ fn stop(allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Be
 }
 
 /// A chunk stays where it was, though a part of it may have been copied.
-fn stop_at_cut(allocation: &Allocation, device: &Device, cut: Cut) -> Begun {
+fn stop_at_cut(allocation: &Allocation, cut: Cut) -> Begun {
     match cut {
         Cut::Unwanted => {
             log::debug(format_args!("a move at {:#x} is given up between two of its parts", allocation.base));
             Begun::Stopped
         }
-        Cut::Gone => stop(allocation, device, None),
-        Cut::Failed(error) => stop(allocation, device, error),
+        Cut::Gone => stop(allocation, None),
+        Cut::Failed(error) => stop(allocation, error),
     }
 }
 
@@ -77,15 +78,12 @@ fn may_go_on(allocation: &Allocation) -> bool {
 }
 
 /// A context is broken: its memory is not copied any more, and counts as immovable.
-pub(super) fn pin_context(context: &Arc<Context>, device: &Device, error: CUresult) {
+pub(super) fn pin_context(context: &Arc<Context>, error: CUresult) {
     let mut bytes = 0;
     allocations::each_mapped(|allocation| {
-        let mapped =
-            allocation.mapped.as_ref().filter(|_| Arc::ptr_eq(&allocation.context_to_move_in(), context));
-        if mapped.is_some_and(Mapped::pin) {
-            let residency = allocation.residency();
-            bytes += residency.resident_bytes();
-            device.update(|account| account.pin(residency.size()));
+        let is_of_context = || Arc::ptr_eq(&allocation.context_to_move_in(), context);
+        if allocation.mapped.is_some() && is_of_context() && pins::pin_for(allocation, Pin::ForGood) {
+            bytes += allocation.residency().resident_bytes();
         }
     });
     if bytes > 0 {
@@ -127,7 +125,7 @@ impl Evicting<'_> {
         index: usize,
         only_unused: bool,
     ) -> AfterChunk {
-        match begin_out(allocation, mapped, index, self.device, &self.looked, only_unused) {
+        match begin_out(allocation, mapped, index, &self.looked, only_unused) {
             Begun::Flying(flight) => {
                 self.begun += flight.bytes;
                 // A chunk that is not copied does not wait for the copies of others.
@@ -211,11 +209,13 @@ fn begin_out(
     allocation: &Arc<Allocation>,
     mapped: &Mapped,
     index: usize,
-    device: &Device,
     looked: &Looked,
     only_unused: bool,
 ) -> Begun {
     contexts::let_them_end(|| allocation.is_leaving());
+    if !exports::withdraw(allocation.id) {
+        return Begun::Nothing;
+    }
     let on_card = |chunk: &mut Chunk| {
         let is_unused = chunk.unused.is_some() && chunk.unused == gate::closed_for();
         let leaves = chunk.physical.is_some() && (is_unused || !only_unused);
@@ -238,7 +238,7 @@ fn begin_out(
             return match why {
                 NoSlots::Full => Begun::Full,
                 NoSlots::Gone => Begun::Stopped,
-                NoSlots::Broken(error) => stop(allocation, device, Some(error)),
+                NoSlots::Broken(error) => stop(allocation, Some(error)),
             };
         }
     };
@@ -272,7 +272,7 @@ fn begin_out(
     };
     mapped.settle(index, |_| ());
     leaving.give_up();
-    stop_at_cut(allocation, device, cut)
+    stop_at_cut(allocation, cut)
 }
 
 /// Ends the move of a chunk that leaves, after all its copies are over. Returns the bytes that have left the card, and those
@@ -285,7 +285,7 @@ fn land_out(flight: Flight, device: &Device) -> Evicted {
     if let Completion::Failed(error) = completion {
         mapped.settle(index, |_| ());
         leaving.give_up();
-        stop(&allocation, device, error);
+        stop(&allocation, error);
         return nothing;
     }
     let mut host = Some(leaving.landed());
@@ -418,7 +418,7 @@ fn begin_in(
             stay_on_host(mapped, index, bytes, device);
             return match error {
                 Some(CUresult::OUT_OF_MEMORY) => Begun::Full,
-                Some(error) => stop_and_note_error(allocation, device, error),
+                Some(error) => stop_and_note_error(allocation, error),
                 None => Begun::Stopped,
             };
         }
@@ -436,7 +436,7 @@ fn begin_in(
         Ok(None) => Completion::Later(Arc::clone(context)),
         // In a broken context the program finds the error and never its data.
         Err(Cut::Failed(Some(error))) if error.ends_all_work() => {
-            stop(allocation, device, Some(error));
+            stop(allocation, Some(error));
             Completion::Nothing
         }
         // If the context has ended since the chunk was mapped, memory that belongs to no context comes back in another one.
@@ -444,8 +444,8 @@ fn begin_in(
             undo_map(at, bytes, physical);
             stay_on_host(mapped, index, bytes, device);
             return match cut {
-                Cut::Failed(Some(error)) => stop_and_note_error(allocation, device, error),
-                cut => stop_at_cut(allocation, device, cut),
+                Cut::Failed(Some(error)) => stop_and_note_error(allocation, error),
+                cut => stop_at_cut(allocation, cut),
             };
         }
     };
@@ -496,9 +496,9 @@ fn copy_back(
 }
 
 /// The driver does not let a chunk come back.
-fn stop_and_note_error(allocation: &Allocation, device: &Device, error: CUresult) -> Begun {
+fn stop_and_note_error(allocation: &Allocation, error: CUresult) -> Begun {
     lost::note_failure(&allocation.context_to_move_in(), error);
-    stop(allocation, device, Some(error))
+    stop(allocation, Some(error))
 }
 
 /// A chunk does not come back now; its contents stay where they were.
@@ -518,8 +518,8 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
     let Some(mapped) = &allocation.mapped else { return };
     if let Completion::Failed(error) = completion {
         match error {
-            Some(error) if !error.ends_all_work() => stop_and_note_error(&allocation, device, error),
-            error => stop(&allocation, device, error),
+            Some(error) if !error.ends_all_work() => stop_and_note_error(&allocation, error),
+            error => stop(&allocation, error),
         };
         // In a broken context the program finds the error. In other cases no work may see contents that are not complete.
         if !error.is_some_and(CUresult::ends_all_work) {
@@ -535,6 +535,7 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
             shown.inspect_err(|_| undo_map(allocation.base + offset, bytes, physical))?;
         }
         chunk.physical = physical;
+        chunk.exportable = mapped.is_shared();
         allocation.residency().restored(bytes);
         device.update(|account| account.map(bytes));
         let had_contents = !chunk.host.is_empty();
@@ -547,7 +548,7 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         Some(Ok(settled)) => settled,
         // Its contents stay on the host.
         Some(Err(error)) => {
-            stop_and_note_error(&allocation, device, error);
+            stop_and_note_error(&allocation, error);
             return device.update(|account| account.uncharge(bytes));
         }
         None => return,
