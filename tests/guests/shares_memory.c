@@ -385,6 +385,26 @@ static void waits(void) {
     end_others(3);
 }
 
+/* A process opens memory of one that has gone off the card. */
+static void asleep(void) {
+    struct handle handle;
+    const char *wake = getenv("WAKE");
+    begin_others(1);
+    start();
+    uint64_t shared = filled(BYTES, 7);
+    CHECK(give(&handle, shared));
+    puts("ready");
+    fflush(stdout);
+    while (access(wake, F_OK)) usleep(1000);
+    ASK(0, START);
+    uint64_t b = opened(0, handle);
+    EXPECT(seen(0, b, BYTES) == 7);
+    CHECK(ASK(0, ADD, .at = b, .bytes = BYTES).result);
+    CHECK(ASK(0, CLOSE, .at = b).result);
+    holds_in_each_word(shared, BYTES, 8);
+    end_others(1);
+}
+
 /* Opened memory is another card's to work on: copies need nothing for it, and kernels need peer access. */
 static void cards(void) {
     struct handle first, second;
@@ -529,8 +549,8 @@ static void full(void) {
 }
 
 int main(int argc, char **argv) {
-    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}, {"descriptors", descriptors}, {"cards", cards}, {"full", full}, {"retried", retried}, {"lent", lent}, {"abandoned", abandoned}, {"closes", closes}, {"waits", waits}};
-    for (int i = 0; i < 13; i++)
+    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}, {"descriptors", descriptors}, {"cards", cards}, {"full", full}, {"retried", retried}, {"lent", lent}, {"abandoned", abandoned}, {"closes", closes}, {"waits", waits}, {"asleep", asleep}};
+    for (int i = 0; i < 14; i++)
         if (argc > 1 && !strcmp(all[i].name, argv[1])) { all[i].does(); return 0; }
     return 2;
 }

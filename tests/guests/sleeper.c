@@ -143,7 +143,6 @@ static void *launch_and_end(void *none) {
 
 static void first(const char *what) {
     uint64_t base;
-    char handle[64];
     pthread_t thread;
     if (!strcmp(what, "linked")) load_linked(RTLD_LAZY);
     if (!strcmp(what, "bound")) load_linked(RTLD_NOW);
@@ -161,7 +160,6 @@ static void first(const char *what) {
     if (!strcmp(what, "makes_pool")) CHECK(FN(cuMemPoolCreate)(&pool, of_managed));
     if (!strcmp(what, "finds_pool")) CHECK(FN(cuMemGetDefaultMemPool)(&pool, card, 2));
     if (!strcmp(what, "finds_current_pool")) CHECK(FN(cuMemGetMemPool)(&pool, card, 2));
-    if (!strcmp(what, "shares")) CHECK(FN(cuIpcGetMemHandle)(handle, memory_));
     /* Another device reaches its memory, or memory of the driver's own. */
     int descriptor = -1;
     if (!strcmp(what, "describes")) CHECK(FN(cuMemGetHandleForAddressRange)(&descriptor, memory_, (size_t)BYTES, 1, 0ul));

@@ -125,11 +125,6 @@ impl Exports {
 
 static EXPORTS: Mutex<Exports> = Mutex::new(Exports { entries: BTreeMap::new(), holders: BTreeMap::new() });
 
-/// Whether others can get memory of this process, or have some.
-pub(crate) fn has_any() -> bool {
-    !lock(&EXPORTS).holders.is_empty()
-}
-
 /// The handle of an allocation, if others can get its memory by it.
 pub(crate) fn handle_of(allocation: u64) -> Option<CUipcMemHandle> {
     let exports = lock(&EXPORTS);

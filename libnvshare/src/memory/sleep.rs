@@ -21,7 +21,7 @@ use nvshare_client::session::Done;
 use nvshare_proto::MemoryMode;
 
 use self::stacks::Stacks;
-use super::{allocations, devices, exports, imports, physical, pools};
+use super::{allocations, devices, imports, physical, pools};
 use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::blocked::Unseen;
@@ -132,8 +132,8 @@ fn check_now() -> Result<(), Stays> {
     if captures::open() > 0 {
         return Err(Stays::now("a capture is open"));
     }
-    if exports::has_any() || imports::has_any() {
-        return Err(Stays::now("it shares memory with other processes"));
+    if imports::has_any() {
+        return Err(Stays::now("it has memory of other processes"));
     }
     // They would reach memory that the driver is about to replace, or whose copy it brings back later.
     if physical::is_reached() {

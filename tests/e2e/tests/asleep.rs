@@ -104,6 +104,18 @@ fn an_administrator_sends_an_idle_program_to_sleep_and_its_next_call_wakes_it() 
     expect_all_done(guest);
 }
 
+/// Others can get its memory, and have none yet. One that opens it brings it back.
+#[test]
+fn a_program_with_a_handle_goes_to_sleep_and_an_opening_wakes_it() {
+    let asleep = Asleep::start();
+    let guest = Program::guest(&asleep.world, "shares_memory", &["asleep"]).env("NVSHARE_SLEEP", "1");
+    let guest = guest.until_woken().start();
+    wait_until("it has a handle", || guest.out() == "ready\n" || !guest.lives());
+    asleep.sleep(&guest);
+    asleep.world.wake();
+    guest.finish().passed();
+}
+
 /// Not all memory of the programs fits. One that works on stays.
 #[test]
 fn idle_programs_go_to_sleep_by_themselves_and_their_next_calls_wake_them() {

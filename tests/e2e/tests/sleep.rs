@@ -326,7 +326,7 @@ fn who_stays_says_why_and_goes_on() {
     let reached = || stays("others may reach its memory", false);
     let reaches = || stays("others reach its memory, or it reaches theirs", true);
     let pool = || stays("it has a pool of managed memory", true);
-    let cases: [Case; 18] = [
+    let cases: [Case; 17] = [
         (&[], &[("NVSHARE_SLEEP", "0")], stays("NVSHARE_SLEEP is not 1", true)),
         (&[], &[("NVSHARE_MEMORY", "off")], stays(no_swap, true)),
         (&["first", "managed", "copy"], &[], stays("it has managed memory", false)),
@@ -334,7 +334,6 @@ fn who_stays_says_why_and_goes_on() {
         (&["first", "makes_pool", "copy"], &[], pool()),
         (&["first", "finds_pool", "copy"], &[], pool()),
         (&["first", "finds_current_pool", "copy"], &[], pool()),
-        (&["first", "shares", "copy"], &[], stays("it shares memory with other processes", false)),
         (&["first", "describes", "copy"], &[], reached()),
         (&["first", "attributes", "copy"], &[], reached()),
         (&["first", "describes", "copy"], &[("NVSHARE_PLAIN", "all")], reaches()),
