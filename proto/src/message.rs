@@ -276,11 +276,12 @@ pub enum ClientMessage {
     },
     /// The driver has refused to share managed memory of the program with another process or device, for the first time.
     CannotShare,
-    /// The process has given memory to others (CUDA IPC), or has opened memory of another one: those of one owner that say the same
-    /// number are one gang. Said once for each number.
+    /// The memory that the process shares with others now (CUDA IPC): others have memory of it, or it has opened memory of others.
+    /// Clients of one owner that say the same number are one gang. Said anew, with all of it, whenever it changes.
     Shares {
-        /// The number of the process that the memory is of, which it has drawn by lot.
-        with: u64,
+        /// The numbers of the processes that the memory is of, which they have drawn by lot; at most
+        /// [`MAX_GANG_MEMBERS`](crate::MAX_GANG_MEMBERS).
+        with: Vec<u64>,
     },
 }
 

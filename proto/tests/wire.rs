@@ -106,7 +106,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("wake_wanted", Request::Client(C::WakeWanted)),
         ("awake", Request::Client(C::Awake { took_us: 5 })),
         ("cannot_share", Request::Client(C::CannotShare)),
-        ("shares", Request::Client(C::Shares { with: 0x0102_0304_0506_0708 })),
+        ("shares", Request::Client(C::Shares { with: vec![0x0102_0304_0506_0708] })),
         ("status", Request::Admin(AdminRequest::Status)),
         (
             "set_quantum",

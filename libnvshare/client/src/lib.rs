@@ -32,6 +32,7 @@ pub mod launch_window;
 pub mod machine;
 pub mod residency;
 pub mod session;
+mod sharing;
 pub mod slabs;
 
 pub use account::{Account, Admission, Caller, DeviceFacts, DriverReserve, Refusal, TenantQuota, Wait};

@@ -12,6 +12,7 @@ use nvshare_proto::{Amount, ClientMessage, Counters, Gate, GpuUuid, PhaseTime, S
 use crate::account::{Absent, Account, TenantQuota};
 use crate::launch_window::InFlight;
 use crate::machine::{Action, Input, Machine, MoverOrder, Ticket};
+use crate::sharing::Sharing;
 
 /// Unused room beyond this goes back to the scheduler, in bytes.
 const MAX_UNUSED: u64 = 2 * GIB;
@@ -100,8 +101,8 @@ pub trait Host {
     fn is_anybody_at_door(&self) -> bool;
     /// Whether the driver has refused a handle of managed memory to the program.
     fn has_lost_handle(&self) -> bool;
-    /// The numbers of memory that the process shares, from this place in their list on.
-    fn shares(&self, from: usize) -> Vec<u64>;
+    /// The numbers of memory that the process shares now.
+    fn shares(&self) -> Vec<u64>;
     /// Submissions that passed the gate since the start.
     fn submissions(&self) -> u64;
 
@@ -139,15 +140,15 @@ pub struct Session {
     told: Vec<(GpuUuid, u64)>,
     /// The scheduler was told that memory cannot be shared.
     told_of_sharing: bool,
-    /// How many of the numbers of shared memory the scheduler was told.
-    told_shares: usize,
+    sharing: Sharing,
 }
 
 impl Session {
     /// A session that has no connection yet.
     #[must_use]
     pub fn new(now: Duration) -> Self {
-        Self { machine: Machine::new(now), told: Vec::new(), told_of_sharing: false, told_shares: 0 }
+        let sharing = Sharing::default();
+        Self { machine: Machine::new(now), told: Vec::new(), told_of_sharing: false, sharing }
     }
 
     /// There is a connection, and REGISTER is sent on it in this version of the protocol. Returns what REGISTER says of the gate and of each
@@ -158,7 +159,7 @@ impl Session {
         let usage: Vec<Usage> = host.used().into_iter().filter_map(tell).collect();
         self.told = usage.iter().map(|usage| (usage.gpu, 0)).collect();
         self.told_of_sharing = false;
-        self.told_shares = 0;
+        self.sharing.forget_told();
         self.feed(host, Input::Registering { version }, now);
         (gate, usage)
     }
@@ -224,11 +225,11 @@ impl Session {
             self.told_of_sharing = true;
             host.say(ClientMessage::CannotShare);
         }
-        if host.is_connected() {
-            for with in host.shares(self.told_shares) {
-                self.told_shares += 1;
-                host.say(ClientMessage::Shares { with });
-            }
+        self.sharing.look(&host.shares(), now);
+        if host.is_connected()
+            && let Some(with) = self.sharing.news()
+        {
+            host.say(ClientMessage::Shares { with });
         }
         let lacking = is_lacking(host);
         if self.machine.next_tick(lacking, now).is_some() {
@@ -246,7 +247,8 @@ impl Session {
     /// Time until [`Self::look`] is to be called, if no event comes before; `None`: only after events.
     #[must_use]
     pub fn next_look<H: Host>(&self, host: &H, now: Duration) -> Option<Duration> {
-        self.machine.next_tick(is_lacking(host), now)
+        let looks = [self.machine.next_tick(is_lacking(host), now), self.sharing.next_look(now)];
+        looks.into_iter().flatten().min()
     }
 
     fn feed<H: Host>(&mut self, host: &mut H, input: Input, now: Duration) {

@@ -14,7 +14,8 @@ use nvshare_proto::ThrottledLine;
 use super::allocations::Allocation;
 use super::handles::{Extent, Handle};
 use super::loans::Loans;
-use super::{pins, sharers};
+use super::pins;
+use super::sharers::Sharing;
 use crate::driver::Relaxed;
 use crate::driver::types::{CUipcMemHandle, CUresult};
 use crate::process::answering::{self, Asker, Tasks};
@@ -75,11 +76,16 @@ struct Holder {
     /// None: the memory has left the card since they were made.
     export: Option<Arc<Export>>,
     loans: Loans,
+    /// While there are loans.
+    sharing: Option<Sharing>,
 }
 
 impl Holder {
     /// Keeps the memory on the card while another process has it.
-    fn settle(&self) {
+    fn settle(&mut self) {
+        let is_lent = !self.loans.is_empty();
+        let begin = || Sharing::begin(&self.made_at);
+        self.sharing = is_lent.then(|| self.sharing.take().unwrap_or_else(begin));
         let Some(memory) = self.memory.upgrade() else { return };
         if self.loans.is_empty() { pins::take_back(&memory) } else { pins::lend(&memory) }
     }
@@ -207,6 +213,7 @@ pub(crate) fn add(
         made_at: means.name,
         export: None,
         loans: Loans::default(),
+        sharing: None,
     };
     let known = exports.holders.entry(holder.id).or_insert_with(new);
     if !known.is_known() {
@@ -216,7 +223,6 @@ pub(crate) fn add(
     // Descriptors are closed without the lock.
     let old = known.export.replace(Arc::clone(export));
     drop(exports);
-    sharers::note(&means.name);
     drop(old);
 }
 
@@ -382,7 +388,7 @@ mod tests {
     /// A holder whose memory is gone, with descriptors.
     fn holder() -> Holder {
         let export = Some(made([0; 16], Vec::new()));
-        Holder { memory: Weak::new(), made_at: [0; 16], export, loans: Loans::default() }
+        Holder { memory: Weak::new(), made_at: [0; 16], export, loans: Loans::default(), sharing: None }
     }
 
     fn entry(holder: u64) -> Entry {

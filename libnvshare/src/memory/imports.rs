@@ -9,7 +9,7 @@ use nvshare_proto::ThrottledLine;
 
 use super::handles::{Extent, Handle, Word};
 use super::mapping::peers;
-use super::sharers;
+use super::sharers::Sharing;
 use crate::driver::types::{CUcontext, CUdevice, CUdeviceptr, CUipcMemHandle, CUresult};
 use crate::driver::{self, Relaxed};
 use crate::process::lock::{Counted, lock};
@@ -24,13 +24,16 @@ const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Memory that a process has given this one, which is returned when this is dropped.
 #[derive(Debug)]
-struct Borrowed(Handle);
+struct Borrowed {
+    handle: Handle,
+    _sharing: Sharing,
+}
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
         // With this process all that it has is returned.
         if !lifecycle::is_exiting() && !lifecycle::is_forked() {
-            answering::tell(&self.0.exporter, &Word::Return(self.0).bytes());
+            answering::tell(&self.handle.exporter, &Word::Return(self.handle).bytes());
         }
     }
 }
@@ -198,7 +201,6 @@ fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Resul
     let mapping = Mapping::make(&given, descriptors, memory, device)?;
     let (pointer, asked) = (mapping.at + given.offset, given.asked);
     lock(&IMPORTS).push(Import { handle, mapping, pointer, asked, context, times: 1 });
-    sharers::note(&handle.exporter);
     // Peers that were enabled meanwhile did not find it on the list.
     if peers::are_any() {
         set_peers(device, None);
@@ -230,7 +232,7 @@ fn fetch(handle: Handle) -> Result<(Extent, Vec<OwnedFd>, Borrowed), (CUresult, 
     if answer.is_empty() {
         return Err((CUresult::INVALID_VALUE, "it is freed, or the handle is forged".to_owned()));
     }
-    let memory = Borrowed(handle);
+    let memory = Borrowed { handle, _sharing: Sharing::begin(&handle.exporter) };
     let given = Extent::read(&answer).ok_or_else(|| unknown("its answer makes no sense"))?;
     if given.parts.len() != descriptors.len() {
         return Err(unknown("not all of its descriptors have come: this process may have too many open"));

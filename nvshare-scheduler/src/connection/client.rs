@@ -274,10 +274,12 @@ impl Client<'_> {
             ClientMessage::CannotSleep { reason, for_good } => {
                 ClientMessage::CannotSleep { reason: harmless(&reason, MAX_REASON), for_good }
             }
-            // Anybody can learn the number: it counts among the processes of one owner, as a gang's name does.
+            // Anybody can learn a number: it counts among the processes of one owner, as a gang's name does.
             ClientMessage::Shares { with } => {
-                let name = format!("memory {with}");
-                ClientMessage::Shares { with: Tenant::gang(self.tenant.as_ref(), self.caller.user, &name) }
+                let of_owner = |number: &u64| {
+                    Tenant::gang(self.tenant.as_ref(), self.caller.user, &format!("memory {number}"))
+                };
+                ClientMessage::Shares { with: with.iter().map(of_owner).collect() }
             }
             message => message,
         }

@@ -1,9 +1,9 @@
 //! Memory that processes share by handles (CUDA IPC), or other devices reach by descriptors (dma-buf), with `NVSHARE_MEMORY=swap`: as
 //! natively. It stays on the card while another process or device has it.
 
-use nvshare_harness::{Finished, Program, Scheduler, World};
-use nvshare_proto::ClientStatus;
+use nvshare_harness::{Finished, Program, Scheduler, World, wait_until};
 use nvshare_proto::units::MIB;
+use nvshare_proto::{ClientStatus, Usage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 /// Bytes that the guest shares, where it shares one allocation.
@@ -141,9 +141,14 @@ fn stays_while_other_memory_moves(guest: &str) {
 fn shared_memory_moves_while_nobody_else_has_it() {
     let world = World::with_memory("swap", CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let guest = Program::guest(&world, BY_HANDLES, &["lent"]).until_told().start();
     let other = Program::workload(&world, "other", "--memory 1008MiB --block 48MiB --kernel-us 2000");
     let other = other.until_told().start();
+    // Beside memory that stays, it would not get as much.
+    Scheduler::until(&world, "the other one has all of its memory", |status| {
+        let allocated = |usage: &Usage| usage.allocated >= 1008 * MIB;
+        status.find(other.pid()).is_some_and(|client| client.usage.iter().any(allocated))
+    });
+    let guest = Program::guest(&world, BY_HANDLES, &["lent"]).until_told().start();
     Scheduler::until_turns(&world, &[&guest, &other], 12);
     let until = |what: &str, is_so: &dyn Fn(&ClientStatus) -> bool| {
         Scheduler::until(&world, what, |status| {
@@ -163,7 +168,7 @@ fn shared_memory_moves_while_nobody_else_has_it() {
 #[test]
 fn memory_that_a_dead_process_had_moves_again() {
     let world = World::with_memory("swap", CARD);
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let guest = Program::guest(&world, BY_HANDLES, &["abandoned"]).until_woken().until_told().start();
     let until = |what: &str, wanted| {
         Scheduler::until(&world, what, |status| {
@@ -173,6 +178,7 @@ fn memory_that_a_dead_process_had_moves_again() {
     until("two have it", SHARED);
     world.wake();
     until("one has died, and one has closed it", 0);
+    wait_until("they are no gang any more", || scheduler.log().contains("share no memory any more"));
     assert!(guest.lives());
     world.stop();
     guest.finish().passed();

@@ -14,6 +14,8 @@ pub(crate) enum Later {
     Die(usize),
     /// A process begins to share memory of a number.
     Shares(usize, u64),
+    /// It shares no memory any more.
+    Closes(usize),
     Exited(u64),
     Disconnected {
         connection: u64,

@@ -41,6 +41,8 @@ pub(crate) struct Plan {
     pub(crate) gang: Option<Gang>,
     /// It shares memory of this number from this time on.
     pub(crate) shares: Option<(u64, u64)>,
+    /// It shares that no more from this time on.
+    pub(crate) closes_at: Option<u64>,
     /// The part of the GPUs' time that it asks for.
     pub(crate) asked: Wishes,
     pub(crate) starts_at: u64,
@@ -67,6 +69,7 @@ pub(crate) fn steady(gib: u64, work: u64) -> Plan {
         tenant: None,
         gang: None,
         shares: None,
+        closes_at: None,
         asked: Wishes::default(),
         starts_at: 0,
         dies_at: None,

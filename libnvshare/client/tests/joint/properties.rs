@@ -23,7 +23,8 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
             proptest::option::weighted(0.2, 0..2u64),
             proptest::option::weighted(0.3, 0..2u64),
             prop_oneof![Just(MemoryMode::Swap), Just(MemoryMode::Managed)],
-            proptest::option::weighted(0.3, (0..3u64, 0..6000u64)),
+            proptest::option::weighted(0.3, (100..103u64, 0..6000u64)),
+            proptest::option::weighted(0.4, 0..9000u64),
         ),
     )
         .prop_map(
@@ -36,7 +37,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                 defers_every,
                 starts_at,
                 dies_at,
-                (gang, tenant, memory, shares),
+                (gang, tenant, memory, shares, closes_after),
             )| Plan {
                 gpus,
                 memory,
@@ -49,6 +50,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                 tenant,
                 gang: gang.map(|number| Gang { number, size: 0 }),
                 shares,
+                closes_at: shares.zip(closes_after).map(|((_, at), after)| at + after),
                 starts_at,
                 dies_at: dies_at.filter(|&dies| dies > starts_at),
                 ..steady(0, 0)

@@ -157,6 +157,9 @@ impl World {
             if let Some((number, at)) = plan.shares {
                 world.at(MS(at), Later::Shares(i, number));
             }
+            if let Some(at) = plan.closes_at {
+                world.at(MS(at), Later::Closes(i));
+            }
             let terms =
                 |&gpu| DeviceFacts { gpu, total: CAPACITY, limit, is_of_seat: false, oversubscribe: false };
             let lanes = if plan.gpus.len() > 1 { 1 + plan.gpus.len() } else { 1 };
@@ -201,7 +204,8 @@ impl World {
     /// The process that does something; none: others do.
     fn doer(&self, what: &Later) -> Option<usize> {
         let process = match what {
-            Later::Start(i) | Later::Connect(i) | Later::Done(i, _) | Later::Shares(i, _) => *i,
+            Later::Start(i) | Later::Connect(i) | Later::Done(i, _) => *i,
+            Later::Shares(i, _) | Later::Closes(i) => *i,
             Later::Move(i, ..) | Later::Program(i, _) | Later::Tick(i, _) => *i,
             Later::Deliver(connection, _) => self.connections[*connection as usize].process,
             _ => return None,
@@ -248,8 +252,9 @@ impl World {
                     self.processes[i].is_dying = true;
                 }
             }
-            Later::Shares(i, number) => {
-                self.processes[i].library.shares.push(number);
+            Later::Shares(i, _) | Later::Closes(i) => {
+                let shared = if let Later::Shares(_, number) = what { Some(number) } else { None };
+                self.processes[i].library.shares = shared.into_iter().collect();
                 if !self.processes[i].is_over() {
                     self.tell(i, |session, library, now| session.look(library, now));
                 }

@@ -51,10 +51,10 @@ impl Books {
         // None: it was the last member.
         let Some(other) = self.remove_member(id, gang) else { return };
         self.gather_gang(other);
-        // One that is left shares memory with nobody any more.
-        if self.state().are_sharers(gang) && self.state().unit(other).len() == 1 {
-            self.remove_gang(gang);
-            self.change_client(other, |client| client.gang = None);
+        // Those that are left may share memory with nobody any more.
+        self.take_apart(other);
+        if self.state().gang_of(other) != Some(gang) {
+            return;
         }
         self.release_drained(other);
         let unit = self.state().unit(other);

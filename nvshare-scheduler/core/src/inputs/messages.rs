@@ -85,7 +85,7 @@ impl Books {
             ClientMessage::WakeWanted => self.on_wake_wanted(id, phase),
             ClientMessage::Awake { took_us } => self.on_awake(id, took_us),
             ClientMessage::CannotShare => self.on_cannot_share(id),
-            ClientMessage::Shares { with } => self.on_shares(id, with),
+            ClientMessage::Shares { with } => self.on_shares(id, &with),
             // The host's memory is handed out beside the core, and phases are for those who watch.
             ClientMessage::Phases(_)
             | ClientMessage::HostWanted { .. }

@@ -1,6 +1,8 @@
 //! Checks for tests: sums agree, and a client that waits has something to wait for.
 
-use nvshare_proto::GpuUuid;
+use std::collections::BTreeMap;
+
+use nvshare_proto::{GpuUuid, MAX_GANG_MEMBERS};
 
 use crate::state::State;
 use crate::state::client::{Client, ClientId, Phase};
@@ -32,8 +34,23 @@ impl State {
         Ok(())
     }
 
-    /// Looks for members that sit there while another one waits: nobody looks at the waiter when their GPU gets free.
+    /// Looks for members that sit there while another one waits: nobody looks at the waiter when their GPU gets free. Clients that share
+    /// memory are one gang as long as they do.
     fn audit_gangs(&self) -> Result<(), String> {
+        let mut sharers: BTreeMap<u64, ClientId> = BTreeMap::new();
+        for client in self.clients().filter(|client| client.joins_sharers()) {
+            let unit = self.unit_of(client);
+            if client.gang.is_some() && !self.hangs_together(&unit) {
+                return Err(format!("client {} is in a gang, and shares memory with none of it", client.id));
+            }
+            for number in &client.shares {
+                let first = *sharers.entry(*number).or_insert(client.id);
+                if !unit.contains(&first) && unit.len() + self.unit(first).len() <= MAX_GANG_MEMBERS as usize
+                {
+                    return Err(format!("clients {first} and {} share memory, and are no gang", client.id));
+                }
+            }
+        }
         for waiter in self.clients().filter(|client| client.waits() && client.gang.is_some()) {
             let unit = self.unit_of(waiter);
             let sits = |client: &&Client| client.phase() == Phase::Parked && !client.wants;

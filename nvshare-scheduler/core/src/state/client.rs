@@ -506,6 +506,12 @@ impl Client {
         self.accounts.values().fold(0, |sum, account| sum.saturating_add(account.restores))
     }
 
+    /// Whether the client is one gang with those that it shares memory with: not if it has named its gang, or goes on by itself as
+    /// such a gang did not fit.
+    pub(crate) fn joins_sharers(&self) -> bool {
+        self.identity.gang.is_none() && !self.goes_alone
+    }
+
     /// Returns the bytes of an account that the client cannot give back when asked.
     pub(crate) fn pinned(&self, account: &Account) -> u64 {
         let is_silent = self.stopped && !self.phase.is_running_or_draining()

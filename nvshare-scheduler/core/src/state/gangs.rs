@@ -14,8 +14,9 @@
 //!   one name by mistake. After [`PATIENCE`] each goes on by itself. Members on several GPUs may be ranks, of
 //!   which none can go on alone: they wait.
 //! - A gang that has said how many members it will have waits until they are there, for at most [`PATIENCE`].
-//! - Clients of one owner that share memory are a gang as well, unless they have named one: kernels of one may
-//!   wait for words of another. One that does not fit goes on one by one, and soon: nobody asked for it.
+//! - Clients of one owner that share memory are a gang as well for as long as they do, unless they have named
+//!   one: kernels of one may wait for words of another. One that does not fit goes on one by one, and soon:
+//!   nobody asked for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
@@ -233,8 +234,11 @@ impl State {
         }
     }
 
-    /// The client that has said a number of shared memory first: this one, if no other has.
+    /// The client of those that are one gang by a number of shared memory which has said it first: this one, if no other has.
     pub(crate) fn first_sharer(&mut self, number: u64, id: ClientId) -> ClientId {
+        if !self.clients.get(&id).is_some_and(Client::joins_sharers) {
+            return id;
+        }
         *self.sharers.entry(number).or_insert(id)
     }
 
@@ -279,6 +283,17 @@ impl State {
     /// Whether the members of a gang share memory, and have named no gang.
     pub(crate) fn are_sharers(&self, gang: GangId) -> bool {
         self.gangs.get(&gang).is_some_and(Members::are_sharers)
+    }
+
+    /// Whether each of several clients shares memory with another one, and all of them with each other by way of others.
+    pub(crate) fn hangs_together(&self, unit: &Unit) -> bool {
+        let mut apart: Vec<&Client> = self.clients_of(unit).collect();
+        let mut numbers = apart.pop().map_or(Vec::new(), |first| first.shares.clone());
+        let has_mates = !apart.is_empty();
+        while let Some(at) = apart.iter().position(|one| one.shares.iter().any(|n| numbers.contains(n))) {
+            numbers.extend(&apart.swap_remove(at).shares);
+        }
+        has_mates && apart.is_empty()
     }
 
     /// Returns the members of a gang.

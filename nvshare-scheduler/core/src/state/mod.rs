@@ -200,12 +200,23 @@ impl State {
     /// Removes a client that is gone, and leaves its ledger entries.
     pub(crate) fn remove_client(&mut self, id: ClientId) -> Option<Client> {
         let client = self.clients.remove(&id)?;
-        for number in &client.shares {
-            if self.sharers.get(number) == Some(&id) {
-                self.sharers.remove(number);
+        self.forget_sharer(id, &client.shares);
+        Some(client)
+    }
+
+    /// A client is not united any more with those that share memory of these numbers: another one counts as the first.
+    pub(crate) fn forget_sharer(&mut self, id: ClientId, numbers: &[u64]) {
+        for number in numbers {
+            if self.sharers.get(number) != Some(&id) {
+                continue;
+            }
+            self.sharers.remove(number);
+            let is_next =
+                |other: &&Client| other.id != id && other.joins_sharers() && other.shares.contains(number);
+            if let Some(next) = self.clients.values().find(is_next) {
+                self.sharers.insert(*number, next.id);
             }
         }
-        Some(client)
     }
 
     pub(crate) fn jobs_mut(&mut self) -> &mut Jobs {

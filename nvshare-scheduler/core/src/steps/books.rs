@@ -237,9 +237,14 @@ impl Books {
         self.state.add_sharers(ids, gang);
     }
 
-    /// The client that has said a number of shared memory first: this one, if no other has.
+    /// See [`State::first_sharer`](crate::state::State).
     pub(crate) fn first_sharer(&mut self, number: u64, id: ClientId) -> ClientId {
         self.state.first_sharer(number, id)
+    }
+
+    /// See [`State::forget_sharer`](crate::state::State).
+    pub(crate) fn forget_sharer(&mut self, id: ClientId, numbers: &[u64]) {
+        self.state.forget_sharer(id, numbers);
     }
 
     /// Removes a member that is gone. Returns one of those that are left.

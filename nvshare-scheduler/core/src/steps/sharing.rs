@@ -1,24 +1,46 @@
-//! Gangs that clients become because they share memory, and gangs that end as they do not fit: see
+//! Gangs of clients that share memory, as long as they do, and gangs that end as they do not fit: see
 //! [`state::gangs`](crate::state::gangs).
 
 use nvshare_proto::{GpuUuid, MAX_GANG_MEMBERS};
 
-use crate::state::client::{ClientId, Gang, GangId};
+use crate::state::client::{Client, ClientId, Gang, GangId};
+use crate::state::gangs::Unit;
 use crate::steps::books::Books;
 
 impl Books {
-    /// A client shares memory with those that say the same number.
-    pub(crate) fn on_shares(&mut self, id: ClientId, number: u64) {
-        let note = |shares: &mut Vec<u64>| {
-            let is_new = !shares.contains(&number) && shares.len() < MAX_GANG_MEMBERS as usize;
-            if is_new {
-                shares.push(number);
-            }
-            is_new
-        };
-        if self.change_client(id, |client| note(&mut client.shares)) == Some(true) {
-            let first = self.first_sharer(number, id);
-            self.unite(first, id, number);
+    /// A client says which memory it shares now, with those that say the same numbers.
+    pub(crate) fn on_shares(&mut self, id: ClientId, numbers: &[u64]) {
+        let numbers = numbers.get(..MAX_GANG_MEMBERS as usize).unwrap_or(numbers);
+        let note = |client: &mut Client| std::mem::replace(&mut client.shares, numbers.to_vec());
+        let Some(before) = self.change_client(id, note) else { return };
+        let over: Vec<u64> = before.iter().copied().filter(|number| !numbers.contains(number)).collect();
+        if !over.is_empty() {
+            self.forget_sharer(id, &over);
+            self.take_apart(id);
+        }
+        for &number in numbers.iter().filter(|number| !before.contains(number)) {
+            self.unite_sharers(id, number);
+        }
+    }
+
+    fn unite_sharers(&mut self, id: ClientId, number: u64) {
+        let first = self.first_sharer(number, id);
+        self.unite(first, id, number);
+    }
+
+    /// Ends the gang of a client whose members share memory, if they do not all hang together any more. Those that do become gangs.
+    pub(crate) fn take_apart(&mut self, id: ClientId) {
+        let state = self.state();
+        let unit = state.unit(id);
+        let Some(gang) = state.gang_of(id).filter(|&gang| state.are_sharers(gang)) else { return };
+        if state.hangs_together(&unit) {
+            return;
+        }
+        self.dissolve(&unit, gang, false);
+        self.report_mut().info(format!("client {id} and others share no memory any more"));
+        for &member in unit.iter() {
+            let numbers = self.state().client(member).map(|client| client.shares.clone());
+            numbers.into_iter().flatten().for_each(|number| self.unite_sharers(member, number));
         }
     }
 
@@ -27,12 +49,10 @@ impl Books {
     fn unite(&mut self, one: ClientId, other: ClientId, number: u64) {
         let state = self.state();
         let units = [state.unit(one), state.unit(other)];
-        let has_no_say = |&id: &ClientId| {
-            state.client(id).is_some_and(|client| client.identity.gang.is_none() && !client.goes_alone)
-        };
+        let joins = |&id: &ClientId| state.client(id).is_some_and(Client::joins_sharers);
         let all: Vec<ClientId> = units.iter().flat_map(|unit| unit.iter().copied()).collect();
         let are_one = units[0].contains(&other);
-        if are_one || all.len() > MAX_GANG_MEMBERS as usize || !all.iter().all(has_no_say) {
+        if are_one || all.len() > MAX_GANG_MEMBERS as usize || !all.iter().all(joins) {
             return;
         }
         let known = state.gang_of(one).or(state.gang_of(other));
@@ -63,12 +83,25 @@ impl Books {
     /// Ends a gang that does not fit a GPU: its members go on, each by itself. Those that share memory do so for good.
     pub(crate) fn disband(&mut self, id: ClientId, gang: GangId, uuid: GpuUuid) {
         let (unit, are_sharers) = (self.state().unit(id), self.state().are_sharers(gang));
+        self.dissolve(&unit, gang, are_sharers);
+        self.report_mut().warn(format!(
+            "the gang of client {id} does not fit {uuid}: its {} members go on, each by itself",
+            unit.len()
+        ));
+    }
+
+    /// Ends a gang: each of its members goes on by itself; for good, if `alone`.
+    fn dissolve(&mut self, unit: &Unit, gang: GangId, alone: bool) {
         self.remove_gang(gang);
         for &member in unit.iter() {
-            self.change_client(member, |client| {
+            let changed = self.change_client(member, |client| {
                 client.gang = None;
-                client.goes_alone = are_sharers;
+                client.goes_alone |= alone;
+                client.shares.clone()
             });
+            if let Some(numbers) = changed.filter(|_| alone) {
+                self.forget_sharer(member, &numbers);
+            }
         }
         self.apply_pauses(unit.to_vec());
         for &member in unit.iter() {
@@ -76,12 +109,8 @@ impl Books {
             self.release_drained(member);
             self.tell_later([member]);
         }
-        // Members on other GPUs may have waited for those on this one.
-        self.queue(self.state().gpus_of(&unit));
-        self.report_mut().warn(format!(
-            "the gang of client {id} does not fit {uuid}: its {} members go on, each by itself",
-            unit.len()
-        ));
+        // Members on other GPUs may have waited for those on one of these.
+        self.queue(self.state().gpus_of(unit));
     }
 
     /// Ends the gangs of clients that share memory which hold a GPU and have grown beyond it.

@@ -6,19 +6,19 @@ use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, SchedulerMessage, Tenant
 use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, twelve_gib};
 
 const PAIR: Gang = Gang { number: 5, size: 2 };
-const RANKS: [u64; 2] = [1, 2];
-const OTHER: u64 = 3;
+pub(crate) const RANKS: [u64; 2] = [1, 2];
+pub(crate) const OTHER: u64 = 3;
 
-type Sent = Vec<(u64, SchedulerMessage)>;
+pub(crate) type Sent = Vec<(u64, SchedulerMessage)>;
 
-fn register(table: &mut Table, client: u64, on: u8, gang: Option<Gang>, resident: bool) -> Sent {
+pub(crate) fn register(table: &mut Table, client: u64, on: u8, gang: Option<Gang>, resident: bool) -> Sent {
     let absent = if resident { 0 } else { 12 * GIB };
     let identity = Identity { pid: Some(9), process: Some(client), gang, ..Identity::default() };
     table.register_as(client, identity, Gate::Closed, Usage { gpu: gpu(on), ..twelve_gib(absent) })
 }
 
 /// A gang with a rank on each of two GPUs, and another client on one of them.
-fn pair_and_other(other_on: u8) -> Table {
+pub(crate) fn pair_and_other(other_on: u8) -> Table {
     let mut table = Table::new(config(false));
     register(&mut table, RANKS[0], 0, Some(PAIR), false);
     register(&mut table, RANKS[1], 1, Some(PAIR), false);
@@ -462,119 +462,4 @@ fn a_gang_is_paused_while_one_of_its_jobs_is() {
     assert!(RANKS.iter().all(|&rank| is_paused(&table, rank)));
     table.core.handle(Event::Disconnected { client: RANKS[0], process_remains: false }, MS(5000));
     assert!(!is_paused(&table, RANKS[1]));
-}
-
-/// Clients without a gang, each on a GPU, the first two of which share memory. The third one runs beside the second.
-fn sharers_and_other(on: [u8; 2]) -> (Table, Epoch) {
-    let mut table = Table::new(config(false));
-    for (rank, on) in RANKS.into_iter().zip(on) {
-        register(&mut table, rank, on, None, false);
-    }
-    register(&mut table, OTHER, on[1], None, false);
-    let epoch = table.runs(OTHER);
-    table.say(OTHER, ClientMessage::Usage(Usage { gpu: gpu(on[1]), ..twelve_gib(0) }));
-    for rank in RANKS {
-        table.say(rank, ClientMessage::Shares { with: 77 });
-    }
-    (table, epoch)
-}
-
-#[test]
-fn clients_that_share_memory_are_granted_at_once_or_not_at_all() {
-    let (mut table, epoch) = sharers_and_other([0, 1]);
-    // The GPU of the one that asks is free.
-    let mut sent = table.say(RANKS[0], ClientMessage::ReqLock);
-    sent.append(&mut table.wait_until(1000));
-    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_none()), "{sent:?}");
-    assert_eq!(asked_to_leave(&sent, OTHER), Some(epoch), "{sent:?}");
-    let sent = table.say(OTHER, ClientMessage::LockReleased { epoch });
-    let sent = table.give_back(sent);
-    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
-}
-
-/// It holds the lock already when another client opens its memory.
-#[test]
-fn a_client_that_opens_memory_has_the_other_leave_and_come_back_with_it() {
-    let mut table = Table::new(config(false));
-    register(&mut table, RANKS[0], 0, None, false);
-    register(&mut table, RANKS[1], 1, None, false);
-    register(&mut table, OTHER, 1, None, false);
-    let first = table.runs(RANKS[0]);
-    table.say(RANKS[0], ClientMessage::Usage(twelve_gib(0)));
-    table.runs(OTHER);
-    table.say(OTHER, ClientMessage::Usage(Usage { gpu: gpu(1), ..twelve_gib(0) }));
-    table.say(RANKS[0], ClientMessage::Shares { with: 77 });
-    let sent = table.say(RANKS[1], ClientMessage::Shares { with: 77 });
-    assert_eq!(asked_to_leave(&sent, RANKS[0]), Some(first), "{sent:?}");
-    // Said twice, it changes nothing.
-    assert_eq!(table.say(RANKS[1], ClientMessage::Shares { with: 77 }), []);
-}
-
-#[test]
-fn clients_that_share_memory_and_do_not_fit_go_on_one_by_one() {
-    let (mut table, epoch) = sharers_and_other([0, 0]);
-    // One of them is on another GPU: members of a gang with a name would wait.
-    register(&mut table, 9, 1, None, false);
-    table.say(9, ClientMessage::Shares { with: 77 });
-    table.say(OTHER, ClientMessage::LockReleased { epoch });
-    table.say(RANKS[0], ClientMessage::ReqLock);
-    let sent = table.wait_until(3000);
-    let sent = table.give_back(sent);
-    assert!(granted(&sent, RANKS[0]).is_some(), "{sent:?}");
-    assert!(table.notes.iter().any(|note| note.contains("each by itself")), "{:?}", table.notes);
-    // And they stay so.
-    table.say(RANKS[0], ClientMessage::Shares { with: 78 });
-    table.say(RANKS[1], ClientMessage::Shares { with: 78 });
-    assert_eq!(
-        table.notes.iter().filter(|note| note.contains("share memory")).count(),
-        2,
-        "{:?}",
-        table.notes
-    );
-}
-
-/// As a worker that has given its results away.
-#[test]
-fn a_client_whose_mates_are_gone_is_in_no_gang() {
-    let (mut table, epoch) = sharers_and_other([0, 1]);
-    table.happens(Event::Disconnected { client: RANKS[1], process_remains: false });
-    let sent = table.say(RANKS[0], ClientMessage::ReqLock);
-    assert!(granted(&sent, RANKS[0]).is_some(), "{sent:?}");
-    table.say(OTHER, ClientMessage::LockReleased { epoch });
-    // The next one that opens its memory is its mate again.
-    register(&mut table, 9, 1, None, false);
-    table.say(9, ClientMessage::Shares { with: 77 });
-    let sharing = table.notes.iter().filter(|note| note.contains("share memory")).count();
-    assert_eq!(sharing, 2, "{:?}", table.notes);
-}
-
-/// Each has given memory to the next one: they are one gang, in whatever order they say so.
-#[test]
-fn gangs_of_sharers_become_one() {
-    for said in
-        [[(1, 1), (2, 1), (2, 2), (3, 2)], [(1, 1), (2, 2), (3, 2), (2, 1)], [(3, 2), (1, 1), (2, 1), (2, 2)]]
-    {
-        let mut table = Table::new(config(false));
-        for client in 1..=3 {
-            register(&mut table, client, client as u8 - 1, None, false);
-        }
-        for (client, with) in said {
-            table.say(client, ClientMessage::Shares { with });
-        }
-        let sent = table.say(2, ClientMessage::ReqLock);
-        assert!((1..=3).all(|client| granted(&sent, client).is_some()), "{said:?}: {sent:?}");
-    }
-}
-
-#[test]
-fn clients_that_have_named_a_gang_stay_with_it() {
-    let mut table = pair_and_other(2);
-    for client in [RANKS[0], OTHER] {
-        table.say(client, ClientMessage::Shares { with: 77 });
-    }
-    let sent = table.say(RANKS[0], ClientMessage::ReqLock);
-    assert!(
-        RANKS.iter().all(|&rank| granted(&sent, rank).is_some()) && granted(&sent, OTHER).is_none(),
-        "{sent:?}"
-    );
 }

@@ -13,6 +13,7 @@ mod large;
 mod memory;
 mod needs;
 mod returns;
+mod sharers;
 mod sleep;
 mod stopped;
 mod table;

@@ -83,7 +83,10 @@ impl Liar {
             13 => ClientMessage::WakeWanted,
             14 => ClientMessage::Awake { took_us: self.bytes() },
             15 => ClientMessage::CannotShare,
-            16 => ClientMessage::Shares { with: self.random(5) },
+            16 => {
+                let count = self.random(4);
+                ClientMessage::Shares { with: (0..count).map(|_| 100 + self.random(5)).collect() }
+            }
             _ => ClientMessage::Counters(Counters { gated: self.bytes(), ..Counters::default() }),
         }
     }
