@@ -191,7 +191,9 @@ fn exchange_and_describe(
     exchange(holder, most)?;
     drop(room);
     allocation.part.iter().for_each(|part| slabs::close(&part.slab));
-    mapped.describe(&holder.context_to_move_in())
+    let parts = mapped.describe(&holder.context_to_move_in())?;
+    log::info(format_args!("other processes can open {} MiB of the program's memory", holder.size / MIB));
+    Ok(parts)
 }
 
 fn say_refused(allocation: &Allocation, why: std::fmt::Arguments<'_>) {

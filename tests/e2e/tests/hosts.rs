@@ -272,7 +272,7 @@ fn a_program_that_shares_memory_is_known_by_its_executable() {
         assert!(!overruled.status.success(), "{}", overruled.log);
         // The library itself shares what it maps.
         let log = passes("swap", name, &[], &[]).log;
-        assert!(log.contains("other processes can reach them"), "{log}");
+        assert!(log.contains("other processes can open 4 MiB"), "{log}");
     }
     passes("managed", "shares_never", &[], &[]);
 }

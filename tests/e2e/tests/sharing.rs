@@ -36,6 +36,7 @@ fn under_nvshare_with(guest: &str, arguments: &[&str]) -> Finished {
 fn calls_answer_as_natively() {
     natively(BY_HANDLES, "answers");
     let log = under_nvshare(BY_HANDLES, "answers").log;
+    assert!(log.contains("other processes can open 36 MiB"), "{log}");
     assert!(!log.contains("memory that moves cannot be shared"), "{log}");
 }
 
