@@ -6,7 +6,8 @@
 //! the kernel cannot be had, everything is copied.
 //!
 //! Nothing can change a granule between the look and its end. The gate is closed and work is complete when memory leaves, and
-//! no gate opens before the eviction is over. Chunks count as moving during the look, so that none is freed meanwhile.
+//! no gate opens before the eviction is over. Other processes cannot get the memory from the look on. Chunks count as moving during
+//! the look, so that none is freed meanwhile.
 
 mod kept;
 mod kernel;
@@ -22,6 +23,7 @@ use super::chunks::take;
 use crate::driver::types::CUdeviceptr;
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::devices::Device;
+use crate::memory::exports;
 use crate::memory::mapping::copies::HostCopy;
 use crate::memory::mapping::{Chunk, GRANULE, Mapped};
 use crate::process::config::{self, Content};
@@ -68,7 +70,8 @@ pub(super) fn look(device: &Device, wanted: u64) -> Looked {
     if mode() == Content::Off || wanted == 0 {
         return looked;
     }
-    let held = hold(device, wanted, |_, _| true);
+    // From here on no other process gets the memory, and none that is looked at has it.
+    let held = hold(device, wanted, |allocation, _| exports::withdraw(allocation.id));
     each_seen(&held, |held, seen| {
         looked.seen.insert(held.at, seen);
     });
