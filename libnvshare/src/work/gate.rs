@@ -25,7 +25,7 @@ use nvshare_client::launch_window::InFlight;
 use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::lock::lock;
-use crate::process::{bell, lifecycle};
+use crate::process::{bell, lifecycle, threads};
 use crate::work::stream_key::StreamKey;
 use crate::work::streams::{self, Stream};
 use crate::work::{callbacks, captures, contexts, used_devices};
@@ -261,7 +261,10 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass
                     mine.count_passed_by();
                     return outside(at_door);
                 }
-                used_devices::add_current();
+                // The library's own thread uses none, and must not call the driver while the process is off the card.
+                if !threads::is_own() {
+                    used_devices::add_current();
+                }
                 // Nothing runs on a capturing stream, and a capture is not delayed half-way. The exception is a call
                 // that may name addresses without memory: the driver refuses them, or takes them for the host's
                 // (measured).
