@@ -96,6 +96,14 @@ impl Holder {
     }
 }
 
+impl Drop for Holder {
+    fn drop(&mut self) {
+        if !self.is_known() {
+            self.loans.forget_descriptors();
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Exports {
     entries: BTreeMap<u64, Entry>,
@@ -337,6 +345,17 @@ pub(super) fn withdraw(holder: u64) -> bool {
     true
 }
 
+/// Closes the descriptors of memory that no other process has. They are made anew when one asks.
+fn withdraw_unused() {
+    let unused: Vec<Arc<Export>> = {
+        let mut exports = lock(&EXPORTS);
+        let unused = exports.holders.values_mut().filter(|holder| holder.loans.is_empty());
+        unused.filter_map(|holder| holder.export.take()).collect()
+    };
+    // Descriptors are closed without the lock.
+    drop(unused);
+}
+
 /// Makes descriptors anew for the memory of a handle that has none. The thread is inside the gate, so the memory does not leave.
 ///
 /// # Errors
@@ -351,9 +370,15 @@ pub(super) fn renew(handle: &Handle) -> Result<(), CUresult> {
         if holder.export.is_some() {
             return Ok(());
         }
+        if !holder.is_known() {
+            return Err(CUresult::INVALID_VALUE);
+        }
         (number, holder.made_at, holder.memory.upgrade().ok_or(CUresult::INVALID_VALUE)?)
     };
     let mapped = memory.mapped.as_ref().ok_or(CUresult::INVALID_VALUE)?;
+    if descriptors_left() < mapped.parts() {
+        withdraw_unused();
+    }
     if descriptors_left() < mapped.parts() {
         return Err(CUresult::OPERATING_SYSTEM);
     }

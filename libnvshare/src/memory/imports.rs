@@ -33,8 +33,17 @@ impl Drop for Borrowed {
     fn drop(&mut self) {
         // With this process all that it has is returned.
         if !lifecycle::is_exiting() && !lifecycle::is_forked() {
-            answering::tell(&self.handle.exporter, &Word::Return(self.handle).bytes());
+            give_back(self.handle);
         }
+    }
+}
+
+/// Memory that is unmapped, and whose process could not be told so: it had too many to hear, or this one had no descriptor left.
+static UNTOLD: Counted<Vec<Handle>> = Counted::new(Vec::new(), Vec::len);
+
+fn give_back(handle: Handle) {
+    if !answering::tell(&handle.exporter, &Word::Return(handle).bytes()) {
+        UNTOLD.change(|all| all.push(handle));
     }
 }
 
@@ -141,9 +150,9 @@ pub(crate) fn has_any() -> bool {
     !lock(&IMPORTS).is_empty() || are_any_closed()
 }
 
-/// Whether mappings wait to be unmapped.
+/// Whether mappings wait to be unmapped, or processes to be told of those that were.
 pub(super) fn are_any_closed() -> bool {
-    CLOSED.count() > 0 && !lifecycle::is_forked()
+    CLOSED.count() + UNTOLD.count() > 0 && !lifecycle::is_forked()
 }
 
 /// Unmaps what was closed earlier, as far as no work uses it any more. Only contexts that may be `asked` are looked at.
@@ -151,6 +160,7 @@ pub(super) fn unmap_closed(asked: &dyn Fn(&Context) -> bool) {
     if !are_any_closed() {
         return;
     }
+    UNTOLD.change(std::mem::take).into_iter().for_each(give_back);
     // The driver is asked without the lock: it may not answer before another thread of the program goes on.
     let all = CLOSED.read(Vec::clone);
     for over in all.iter().filter(|closed| closed.before.poll_in(asked)) {

@@ -169,7 +169,11 @@ pub(crate) fn share(allocation: &Arc<Allocation>, room: Option<Room>) -> Result<
         }
     };
     let (offset, asked) = (allocation.base - holder.base, allocation.asked().unwrap_or(0));
-    let memory = allocation.part.as_ref().map_or(allocation, |part| &part.slab);
+    let memory = allocation.part.as_ref().map_or(allocation, |part| {
+        // Others reach all of it.
+        slabs::close(&part.slab);
+        &part.slab
+    });
     exports::add(allocation, memory, &export, offset, asked, &means);
     if allocation.is_leaving() {
         // Another thread frees it, and may have been there before.
@@ -178,8 +182,7 @@ pub(crate) fn share(allocation: &Arc<Allocation>, room: Option<Room>) -> Result<
     handle_of(allocation).unwrap_or(Err(CUresult::INVALID_VALUE))
 }
 
-/// Exchanges an allocation and describes it. None of the program's work runs. No more parts of its slab are taken: others reach all of
-/// it.
+/// Exchanges an allocation and describes it. None of the program's work runs.
 fn exchange_and_describe(
     allocation: &Allocation,
     most: usize,
@@ -190,7 +193,6 @@ fn exchange_and_describe(
     room.iter().for_each(Room::make_way);
     exchange(holder, most)?;
     drop(room);
-    allocation.part.iter().for_each(|part| slabs::close(&part.slab));
     let parts = mapped.describe(&holder.context_to_move_in())?;
     log::info(format_args!("other processes can open {} MiB of the program's memory", holder.size / MIB));
     Ok(parts)

@@ -19,6 +19,7 @@ use nvshare_proto::ThrottledLine;
 
 use super::descriptor::{Descriptor, Held};
 use super::lock::lock;
+use super::other::OtherProcess;
 use super::passing;
 use super::{lifecycle, log, threads};
 
@@ -38,6 +39,8 @@ const MIN_PAUSE: Duration = Duration::from_millis(1);
 const MAX_PAUSE: Duration = Duration::from_millis(10);
 /// How long the asking end waits: the other process may be stopped, or have many askers.
 const ASKER_PATIENCE: Duration = Duration::from_secs(5);
+/// How often an asker that waits for a later answer looks whether the other process lives.
+const LOOK: Duration = Duration::from_secs(1);
 /// How long a process waits that only tells something.
 const TELLER_PATIENCE: Duration = Duration::from_millis(20);
 
@@ -57,14 +60,27 @@ pub(crate) struct Tasks {
     pub(crate) look: fn(),
 }
 
+/// A connection of an asker. It ends with this, also where a forked child has the socket, too.
+#[derive(Debug)]
+struct Connection(Held);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(number) = self.0.get() {
+            // SAFETY: a descriptor of ours.
+            unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
+        }
+    }
+}
+
 /// A process that has asked. When this is dropped without an answer, it gets the end of the connection.
 #[derive(Debug)]
-pub(crate) struct Asker(Held);
+pub(crate) struct Asker(Connection);
 
 impl Asker {
     /// The number of the process; 0: it is in a namespace that this one does not see.
     pub(crate) fn process(&self) -> Option<libc::pid_t> {
-        Some(credentials(self.0.get()?)?.pid)
+        Some(credentials(self.0.0.get()?)?.pid)
     }
 
     /// Answers, with descriptors.
@@ -72,7 +88,7 @@ impl Asker {
     /// # Errors
     /// The system's: the asker does not wait any more, or the program has closed the socket.
     pub(crate) fn send(&self, answer: &[u8], descriptors: &[c_int]) -> io::Result<()> {
-        passing::send(self.0.get().ok_or(io::ErrorKind::NotConnected)?, answer, descriptors)
+        passing::send(self.0.0.get().ok_or(io::ErrorKind::NotConnected)?, answer, descriptors)
     }
 }
 
@@ -180,7 +196,7 @@ fn credentials(socket: c_int) -> Option<libc::ucred> {
 
 /// A process that has connected and has not asked yet.
 struct Guest {
-    socket: Held,
+    connection: Connection,
     until: Instant,
 }
 
@@ -219,8 +235,8 @@ fn answer_all(listener: c_int, name: Name, tasks: Tasks) {
         let room = guests.len() < MAX_ASKERS && pause.is_over(begin);
         let entry = |number| libc::pollfd { fd: number, events: libc::POLLIN, revents: 0 };
         let mut watched = vec![entry(if room { listener } else { -1 })];
-        guests.retain(|guest| guest.socket.get().is_some());
-        watched.extend(guests.iter().map(|guest| entry(guest.socket.get().unwrap_or(-1))));
+        guests.retain(|guest| guest.connection.0.get().is_some());
+        watched.extend(guests.iter().map(|guest| entry(guest.connection.0.get().unwrap_or(-1))));
         watched.extend((tasks.watched)().into_iter().map(entry));
         let ends =
             guests.iter().map(|guest| guest.until).chain((!pause.is_over(begin)).then_some(pause.until));
@@ -236,7 +252,7 @@ fn answer_all(listener: c_int, name: Name, tasks: Tasks) {
         if ready.any(|ready| ready) {
             (tasks.look)();
         }
-        heard.into_iter().for_each(|guest: Guest| hear(guest.socket, tasks));
+        heard.into_iter().for_each(|guest: Guest| hear(guest.connection, tasks));
         if watched.first().is_some_and(|at| at.revents != 0) && own_name() == Some(name) {
             // No more than there are places, so that those who have asked are heard.
             let mut another_user_came = false;
@@ -283,18 +299,18 @@ fn accept(listener: c_int) -> Came {
             .say(format_args!("another user's process has asked for this program's memory, and is refused"));
         return Came::OtherUser;
     }
-    Came::Guest(Guest { socket, until: Instant::now() + PATIENCE })
+    Came::Guest(Guest { connection: Connection(socket), until: Instant::now() + PATIENCE })
 }
 
 /// Answers one question. One of another length is none.
-fn hear(socket: Held, tasks: Tasks) {
-    let Some(number) = socket.get() else { return };
+fn hear(connection: Connection, tasks: Tasks) {
+    let Some(number) = connection.0.get() else { return };
     let mut bytes = [0u8; QUESTION + 1];
     // Descriptors that come with it are closed.
     if let Ok((QUESTION, _)) = passing::receive(number, &mut bytes)
         && let Some(question) = bytes.first_chunk()
     {
-        (tasks.answer)(question, Asker(socket));
+        (tasks.answer)(question, Asker(connection));
     }
 }
 
@@ -313,11 +329,21 @@ pub(crate) fn ask(name: &Name, question: &[u8; QUESTION]) -> Result<(Vec<u8>, Ve
     Err("it has put off the answer too often".to_owned())
 }
 
-/// Tells the process that listens at a name something, and waits for no answer. It may be gone, or not listen for now.
-pub(crate) fn tell(name: &Name, word: &[u8; QUESTION]) {
-    if let Err(why) = connect_and_say(Instant::now() + TELLER_PATIENCE, name, word) {
-        log::debug(format_args!("a process is not told that memory of it is closed: {why}"));
-    }
+/// Tells the process that listens at a name something, and waits for no answer. Returns whether it need not be told again: it has the
+/// word, or nobody listens there any more.
+pub(crate) fn tell(name: &Name, word: &[u8; QUESTION]) -> bool {
+    let told = connect_and_say(Instant::now() + TELLER_PATIENCE, name, word);
+    told.is_ok() || !is_there(name)
+}
+
+/// Whether a process listens at a name, or cannot be known not to.
+fn is_there(name: &Name) -> bool {
+    let Ok(socket) = socket(libc::SOCK_NONBLOCK) else { return true };
+    let Some(number) = socket.get() else { return true };
+    let (address, length) = address_of(name);
+    // SAFETY: an address of the given length.
+    let connected = unsafe { ok(libc::connect(number, (&raw const address).cast(), length)) };
+    !connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// A signal that the program handles ends a call of the system early. So the time of all calls together is bounded, not of each. Behind
@@ -342,14 +368,19 @@ fn ask_within(
         bytes.truncate(read);
         return Ok((bytes, came.unwrap_or_default()));
     }
+    // A forked child of it may have the connection, which does not end with it then.
+    let peer = credentials(number).and_then(|peer| OtherProcess::find(peer.pid));
     loop {
-        let slice = Instant::now() + ASKER_PATIENCE;
+        let slice = Instant::now() + LOOK;
         match until(slice, || passing::receive(number, &mut bytes), wait) {
             Ok((read @ 1.., came)) => {
                 bytes.truncate(read);
                 return Ok((bytes, came.unwrap_or_default()));
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !lifecycle::is_exiting() => {}
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock
+                    && !lifecycle::is_exiting()
+                    && !peer.as_ref().is_none_or(OtherProcess::has_ended) => {}
             Ok((0, _)) | Err(_) => return Ok((LATER.to_vec(), Vec::new())),
         }
     }
@@ -394,173 +425,4 @@ fn until<T>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn signals_do_not_prolong_a_wait() {
-        extern "C" fn handle(_signal: c_int) {}
-        let silent = socket(0).unwrap();
-        let (address, length) = address_of(&[3; 16]);
-        // SAFETY: an address of the given length; a handler that does nothing; the calling thread.
-        let asker = unsafe {
-            let number = silent.get().unwrap();
-            assert_eq!(libc::bind(number, (&raw const address).cast(), length), 0);
-            assert_eq!(libc::listen(number, 0), 0);
-            libc::signal(libc::SIGUSR2, handle as extern "C" fn(c_int) as usize);
-            libc::pthread_self()
-        };
-        let over = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !over.load(Ordering::SeqCst) {
-                    // SAFETY: the thread waits for this one to end.
-                    unsafe { libc::pthread_kill(asker, libc::SIGUSR2) };
-                    threads::sleep(Duration::from_millis(2));
-                }
-            });
-            // The first waits for an answer, and the others for a place in the queue, too.
-            for _ in 0..3 {
-                let begin = Instant::now();
-                let asked = ask_within(Duration::from_millis(200), &[3; 16], &[7; QUESTION]);
-                assert!(asked.is_err() && begin.elapsed() >= Duration::from_millis(190), "{asked:?}");
-                assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-            }
-            over.store(true, Ordering::SeqCst);
-        });
-    }
-
-    #[test]
-    fn the_kernel_says_whose_the_other_end_is() {
-        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let socket = std::os::fd::AsRawFd::as_raw_fd(&ours);
-        // SAFETY: it only asks.
-        let me = unsafe { libc::geteuid() };
-        assert!(is_own_users(socket) && is_of(socket, me));
-        assert!(!is_of(socket, me + 1) && !is_of(-1, me));
-    }
-
-    /// Those that ask with a 9 get a late answer from another thread, with a 6 none behind it.
-    fn echo(question: &[u8; QUESTION], asker: Asker) {
-        assert_eq!(asker.process(), Some(std::process::id() as libc::pid_t));
-        let number = asker.0.get().unwrap();
-        match question[0] {
-            0 => {}
-            9 => {
-                asker.send(&LATER, &[]).unwrap();
-                let answer = question[..4].to_vec();
-                std::thread::spawn(move || {
-                    threads::sleep(Duration::from_millis(50));
-                    let _ = asker.send(&answer, &[number]);
-                });
-            }
-            6 => asker.send(&LATER, &[]).unwrap(),
-            _ => _ = asker.send(&question[..4], &[number]),
-        }
-    }
-
-    const ECHO: Tasks = Tasks { answer: echo, watched: || Vec::new(), look: || () };
-
-    #[test]
-    fn questions_are_answered_and_others_keep_nobody() {
-        let name = listen(ECHO).unwrap();
-        assert_eq!(listen(ECHO).unwrap(), name);
-        let (address, length) = address_of(&name);
-        let connect = || {
-            let socket = socket(0).unwrap();
-            // SAFETY: an address of the given length.
-            let connected =
-                unsafe { libc::connect(socket.get().unwrap(), (&raw const address).cast(), length) };
-            assert_eq!(connected, 0);
-            socket
-        };
-        // They say nothing, and others are heard beside them.
-        let silent: Vec<Held> = (0..MAX_ASKERS - 1).map(|_| connect()).collect();
-        let begin = Instant::now();
-        for _ in 0..10 {
-            let (answer, came) = ask(&name, &[7; QUESTION]).unwrap();
-            assert_eq!((&answer[..], came.len()), (&[7; 4][..], 1));
-        }
-        assert!(ask(&name, &[0; QUESTION]).unwrap().0.is_empty());
-        let (late, came) = ask(&name, &[9; QUESTION]).unwrap();
-        assert_eq!((&late[..], came.len()), (&[9; 4][..], 1));
-        assert!(ask(&name, &[6; QUESTION]).unwrap_err().contains("put off"));
-        // Where there is no more room, they are heard no more after a while.
-        let more: Vec<Held> = (0..4).map(|_| connect()).collect();
-        assert!(ask(&name, &[7; QUESTION]).is_ok());
-        for wrong in [1, QUESTION + 1, 4 * QUESTION] {
-            let socket = connect();
-            passing::send(socket.get().unwrap(), &vec![7; wrong], &[]).unwrap();
-            let mut bytes = [0; 8];
-            assert_eq!(passing::receive(socket.get().unwrap(), &mut bytes).unwrap().0, 0, "{wrong}");
-        }
-        assert!(begin.elapsed() < ASKER_PATIENCE);
-        drop((silent, more));
-        assert!(ask(&[9; 16], &[7; QUESTION]).unwrap_err().contains("not there"));
-        // The program closes the socket: the next call listens again, elsewhere.
-        // SAFETY: the test's own.
-        unsafe { libc::close(LISTENER.get().unwrap()) };
-        let other = listen(ECHO).unwrap();
-        assert!(other != name && ask(&other, &[7; QUESTION]).is_ok());
-        // SAFETY: it only asks.
-        if unsafe { libc::geteuid() } == 0 {
-            let refused = refusals_of_another_user(&other, Duration::from_millis(500));
-            // The kernel's queue has 128 places.
-            assert!(refused > 0 && refused < 128 + 60 * MAX_ASKERS as u32, "{refused}");
-        }
-    }
-
-    /// How often a process of another user can connect within a time.
-    fn refusals_of_another_user(name: &Name, time: Duration) -> u32 {
-        let (address, length) = address_of(name);
-        let mut count = 0u32;
-        let (from, to) = std::io::pipe().unwrap();
-        // SAFETY: the child makes calls of the system alone, and ends.
-        match unsafe { libc::fork() } {
-            0 => {
-                let until = Instant::now() + time;
-                // SAFETY: an address of the given length, a number of the given size, and descriptors of the child.
-                unsafe {
-                    libc::setuid(65534);
-                    while Instant::now() < until {
-                        let socket =
-                            libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK, 0);
-                        count += u32::from(libc::connect(socket, (&raw const address).cast(), length) == 0);
-                        libc::close(socket);
-                    }
-                    libc::write(
-                        std::os::fd::AsRawFd::as_raw_fd(&to),
-                        (&raw const count).cast(),
-                        size_of_val(&count),
-                    );
-                    libc::_exit(0)
-                }
-            }
-            child => {
-                drop(to);
-                // Those who may ask get their answers meanwhile.
-                assert!(ask(name, &[7; QUESTION]).is_ok());
-                let mut bytes = [0; 4];
-                std::io::Read::read_exact(&mut { from }, &mut bytes).unwrap();
-                // SAFETY: a child of this process.
-                unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
-                u32::from_ne_bytes(bytes)
-            }
-        }
-    }
-
-    #[test]
-    fn other_users_are_looked_at_less_and_less_often() {
-        let begin = Instant::now();
-        let mut pause = Pause::none(begin);
-        assert!(pause.is_over(begin));
-        for millis in [1, 2, 4, 8, 10, 10] {
-            pause = pause.after(true, begin);
-            assert_eq!(pause.length.as_millis(), millis);
-            assert!(!pause.is_over(begin) && pause.is_over(begin + pause.length));
-        }
-        pause = pause.after(false, begin);
-        assert!(pause.is_over(begin));
-        assert_eq!(pause.after(true, begin).length, MIN_PAUSE);
-    }
-}
+mod tests;
