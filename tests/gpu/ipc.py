@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """CUDA IPC and dma-bufs on a real card: each answer natively, and under nvshare with NVSHARE_MEMORY=swap; then in turns with a job that does not fit beside.
 
-ipc.py [driver] [torch] [ranges] [turns], and with two GPUs [cards]; all by default, in about 60 s. Needs a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl.
+ipc.py [driver] [torch] [ranges] [moments] [turns], and with two GPUs [cards]; all by default, in about 120 s. Needs a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl.
 """
 from harness import *
 
@@ -60,6 +60,17 @@ def ranges():
     held("ranges in turns", native.result, job.result, job)
 
 
+def moments():
+    """What nobody else has moves: 4 GiB that another process opens for moments, alone, and beside a job of 10 GiB on 12 GiB."""
+    native = pair("moments", "moments")
+    with Scheduler("--gpu-memory", "12GiB", "--tq", "0.2", log="info") as s:
+        beside = Job("job.py", "beside", "--gib", 10, "--steps", 100000, scheduler=s, env=UNDER)
+        job = Job("ipc_job.py", "moments", "moments", scheduler=s, env=UNDER)
+        job.finish(60, every=0.1, others=[beside])
+        beside.kill()
+    held("moments in turns", native.result, job.result, job)
+
+
 def turns():
     """Exporter and importer have 6 GiB that move, beside a job of 12 GiB on 16 GiB; what they share stays."""
     with Scheduler("--gpu-memory", "16GiB", "--tq", "0.1", log="info") as s:
@@ -74,4 +85,4 @@ def turns():
 
 if __name__ == "__main__":
     has_two = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60).stdout.splitlines()) > 1
-    run_scenarios([driver, torch, ranges, turns] + [cards] * has_two, FAILED)
+    run_scenarios([driver, torch, ranges, moments, turns] + [cards] * has_two, FAILED)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Memory that is shared. ipc_job.py NAME driver|torch|ranges|cards [GIB]: answers of the driver's API about CUDA IPC, PyTorch's multiprocessing, dma-bufs.
+"""Memory that is shared. ipc_job.py NAME driver|torch|ranges|moments|cards [GIB]: answers of the driver's API about CUDA IPC, PyTorch's multiprocessing, dma-bufs.
 
 Prints one line of JSON: each question with its answer, and times in ms. GIB: memory that is not shared and has to keep its contents.
 """
@@ -87,6 +87,36 @@ def driver():
     TIMES["open and close of 2 MiB, with the pipe"] = sorted(opens)[len(opens) // 2]
     for one in (other, importer):
         one.end()
+    tell()
+
+
+def moments():
+    """4 GiB that another process opens for moments. Each of the two finds what the other one has written last."""
+    from ipc_probe import GIB, Remote, Side
+    importer, exporter, size = Remote(), Side(), 4 * GIB
+    exporter.start(), importer.start()
+    _, a = exporter.allocate(size)
+    exporter.fill(a, size, 1)
+    begun = time.perf_counter()
+    _, handle = exporter.give(a)
+    TIMES["first handle of 4 GiB"] = (time.perf_counter() - begun) * 1e3
+    opens, closes, right = [], [], 0
+    places = (0, size // 2 + 5, size - 1)
+    for value in range(1, 81, 2):
+        time.sleep(value % 5 * 0.15)
+        result, b, took = importer.open(handle)
+        opens.append(took)
+        seen = [importer.look(b + at) for at in places]
+        importer.fill(b, size, value + 1)
+        begun = time.perf_counter()
+        importer.close(b)
+        closes.append((time.perf_counter() - begun) * 1e3)
+        right += result == 0 and all(look[1] == value for look in seen) and all(exporter.look(a + at)[1] == value + 1 for at in places)
+        exporter.fill(a, size, value + 2)
+    ANSWERS["right, of 40 openings"] = right
+    for name, times in (("open of 4 GiB", sorted(opens)), ("close", sorted(closes))):
+        TIMES[f"{name}, least"], TIMES[f"{name}, median"], TIMES[f"{name}, most"] = times[0], times[len(times) // 2], times[-1]
+    importer.end()
     tell()
 
 
@@ -248,6 +278,8 @@ if __name__ == "__main__":
         driver()
     elif sys.argv[2] == "cards":
         cards()
+    elif sys.argv[2] == "moments":
+        moments()
     elif sys.argv[2] == "ranges":
         ranges(int(sys.argv[3]) if len(sys.argv) > 3 else 1)
     else:
