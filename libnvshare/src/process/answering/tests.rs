@@ -64,7 +64,7 @@ fn echo(question: &[u8; QUESTION], asker: Asker) {
             // SAFETY: the child makes calls of the system alone, and ends.
             unsafe {
                 if libc::fork() == 0 {
-                    libc::sleep(8);
+                    libc::sleep(1);
                     libc::_exit(0);
                 }
             }
