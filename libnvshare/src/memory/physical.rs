@@ -5,7 +5,7 @@
 //! released, the mappings, and the reserved addresses. So they answer while the memory is away. An object lives, and its charge with
 //! it, while it has a handle or is mapped, as in the driver.
 //!
-//! Memory that others can reach (other processes, other devices) is *pinned*: it stays on the card until it ends.
+//! Memory that others can reach (other processes, other devices) is [*pinned*](super::pins): it stays on the card until it ends.
 
 pub(crate) mod drivers;
 mod reach;

@@ -1,4 +1,4 @@
-//! Memory that stays on the card, and how that enters the account.
+//! Memory that stays on the card, for good or while other processes have it by a handle (CUDA IPC), and how that enters the account.
 
 use nvshare_proto::units::MIB;
 
