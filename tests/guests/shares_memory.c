@@ -252,8 +252,14 @@ static void in_use(void) {
     end_others(1);
 }
 
+/* All descriptors that the program does not know are closed. Files of its own have the numbers then, and can be read. */
+static void close_unknown(void) {
+    for (int i = 3; i < 4096; i++) if (i != others[0].socket) close(i);
+    for (int i = 0; i < 64; i++) EXPECT(eventfd(1, 0) >= 0);
+}
+
 /* Two processes work on shared memory in turns, and both have memory that moves. */
-static void turns(void) {
+static void take_turns(int closes) {
     struct handle handle;
     begin_others(1);
     start();
@@ -262,6 +268,7 @@ static void turns(void) {
     CHECK(give(&handle, shared));
     ASK(0, START);
     uint64_t theirs = ASK(0, ALLOC, .bytes = 64 * MIB, .flags = 0).at, b = opened(0, handle);
+    if (closes) close_unknown();
     uint32_t rounds = 0;
     do {
         CHECK(launch(moves, 400 * MIB / 4, 1000, NULL));
@@ -276,6 +283,8 @@ static void turns(void) {
     EXPECT(holds(moves, 400 * MIB, 2 * MIB, rounds));
     end_others(1);
 }
+static void turns(void) { take_turns(0); }
+static void closes(void) { take_turns(1); }
 
 /* Memory that the other process opens for a moment, again and again, also while it is away, and memory that moves. */
 static void lent(void) {
@@ -328,32 +337,6 @@ static void abandoned(void) {
     while (goes_on()) usleep(1000);
     holds_in_each_word(shared, BYTES, 7);
     end_others(2);
-}
-
-/* Two processes work on shared memory in turns, and one has closed all descriptors that it does not know. */
-static void closes(void) {
-    struct handle handle;
-    begin_others(1);
-    start();
-    load_kernel();
-    uint64_t moves = filled(400 * MIB, 0), shared = filled(BYTES, 0);
-    CHECK(give(&handle, shared));
-    ASK(0, START);
-    uint64_t b = opened(0, handle);
-    for (int i = 3; i < 4096; i++) if (i != others[0].socket) close(i);
-    /* Files of its own have the numbers now, and can be read. */
-    for (int i = 0; i < 64; i++) EXPECT(eventfd(1, 0) >= 0);
-    uint32_t rounds = 0;
-    do {
-        CHECK(launch(moves, 400 * MIB / 4, 1000, NULL));
-        CHECK(launch(shared, BYTES / 4, 1000, NULL));
-        CHECK(FN(cuCtxSynchronize)());
-        CHECK(ASK(0, ADD, .at = b, .bytes = BYTES).result);
-        rounds++;
-        EXPECT(holds(shared, BYTES, 2 * MIB, 2 * rounds));
-    } while (goes_on());
-    EXPECT(holds(moves, 400 * MIB, 2 * MIB, rounds));
-    end_others(1);
 }
 
 /* A process opens memory that is away. It waits for the turn of the other, which has it, or which ends before. */

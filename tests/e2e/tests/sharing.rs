@@ -113,17 +113,17 @@ fn alone() {
 
 #[test]
 fn shared_memory_stays_while_other_memory_moves() {
-    stays_while_other_memory_moves(BY_HANDLES);
+    stays_while_other_memory_moves(BY_HANDLES, "turns");
 }
 
 fn immovable(client: &ClientStatus) -> u64 {
     client.usage.iter().map(|usage| usage.immovable).sum()
 }
 
-fn stays_while_other_memory_moves(guest: &str) {
+fn stays_while_other_memory_moves(guest: &str, what: &str) {
     let world = World::with_memory("swap", CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let guest = Program::guest(&world, guest, &["turns"]).until_told().start();
+    let guest = Program::guest(&world, guest, &[what]).until_told().start();
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
     let other = other.until_told().start();
     Scheduler::until_turns(&world, &[&guest, &other], 8);
@@ -188,14 +188,7 @@ fn memory_that_a_dead_process_had_moves_again() {
 /// It cannot be known any more which processes have the memory.
 #[test]
 fn shared_memory_stays_after_its_program_has_closed_all_descriptors() {
-    let world = World::with_memory("swap", CARD);
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let guest = Program::guest(&world, BY_HANDLES, &["closes"]).until_told().start();
-    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
-    let other = other.until_told().start();
-    Scheduler::until_turns(&world, &[&guest, &other], 8);
-    world.stop_guest(guest, other);
-    world.moved_when_told();
+    stays_while_other_memory_moves(BY_HANDLES, "closes");
 }
 
 #[test]
@@ -215,7 +208,7 @@ fn calls_for_descriptors_answer_as_natively() {
 
 #[test]
 fn memory_that_other_devices_reach_stays_while_other_memory_moves() {
-    stays_while_other_memory_moves(BY_DESCRIPTORS);
+    stays_while_other_memory_moves(BY_DESCRIPTORS, "turns");
 }
 
 /// A device that reaches memory goes on to reach it when the program shares it with processes, too.
