@@ -72,9 +72,9 @@ impl State {
         self.fits_with(gpu, gpu.ledger.sums().staying, unit, Standing::is_staying)
     }
 
-    /// Whether the clients that still hold a GPU leave no place for a unit that is next.
+    /// Whether the clients that still hold a GPU, and may be expected to leave, have no place for a unit that is next.
     pub(crate) fn is_in_the_way(&self, gpu: &Gpu, unit: &Unit) -> bool {
-        let holders = gpu.ledger.sums().holders;
+        let holders = gpu.ledger.sums().awaited_holders();
         holders.count > 0 && !self.fits_with(gpu, holders, unit, |standing| standing != Standing::Next)
     }
 

@@ -137,6 +137,22 @@ pub(crate) struct Sums {
     pub(crate) staying: Group,
     /// Clients that hold the lock.
     pub(crate) holders: Group,
+    /// Those of them that were asked to leave and do not answer.
+    stuck: Group,
+}
+
+impl Sums {
+    /// Returns the clients that hold the lock, but those that were asked to leave and do not answer. Nobody waits
+    /// for these to leave: what they keep is pinned.
+    pub(crate) fn awaited_holders(&self) -> Group {
+        let Self { holders, stuck, .. } = *self;
+        Group {
+            count: holders.count - stuck.count,
+            demand: holders.demand - stuck.demand,
+            pinned: holders.pinned - stuck.pinned,
+            ..holders
+        }
+    }
 }
 
 impl Ledger {
@@ -187,6 +203,9 @@ impl Ledger {
             }
             sums.holders.set_jobs(&self.holder_jobs);
             self.holders.insert(id);
+        }
+        if entry.has_not_left() {
+            sums.stuck.count_in(entry);
         }
         match entry.standing {
             Standing::Next => {
@@ -242,6 +261,9 @@ impl Ledger {
             }
             sums.holders.set_jobs(&self.holder_jobs);
             self.holders.remove(&id);
+        }
+        if entry.has_not_left() {
+            sums.stuck.count_out(entry);
         }
         match entry.standing {
             Standing::Next => {
@@ -519,6 +541,9 @@ mod tests {
                 prop_assert_eq!(ledger.sums().ordered, all(|e| e.bytes_ordered_out.unwrap_or(0)));
                 prop_assert_eq!(ledger.sums().staying, group(&model, Standing::is_staying));
                 prop_assert_eq!(ledger.sums().holders, group(&model, Standing::holds));
+                let mut answering = model.clone();
+                answering.retain(|_, entry| !entry.has_not_left());
+                prop_assert_eq!(ledger.sums().awaited_holders(), group(&answering, Standing::holds));
                 const CLOCK: VirtualTime = 3;
                 let waits = || model.values().filter(|e| e.standing == Standing::Waits);
                 let place_now = |e: &Entry| if e.is_floating { e.place.to_absolute(CLOCK) } else { e.place };

@@ -208,6 +208,26 @@ fn its_drain_is_not_waited_for() {
     );
 }
 
+/// The next does not fit beside what it keeps. Another client does, and would wait behind the next for ever.
+#[test]
+fn it_stops_nobody_though_the_next_waits_for_it() {
+    for exclusive in [false, true] {
+        let mut table = Table::new(Config { grace: MS(2000), ..config(exclusive) });
+        for (client, gib) in [(STOPPED, 6), (1, 12), (2, 1)] {
+            table.register(client, Gate::Closed, gib * GIB, gib * GIB);
+        }
+        table.runs(STOPPED);
+        for client in [1, 2] {
+            // The last fits beside the stopped one, unless one runs at a time.
+            let sent = table.say(client, ClientMessage::ReqLock);
+            answer(&mut table, sent);
+            table.now += 1;
+        }
+        let held = held(&mut table);
+        assert!(held[1] > 19_000, "exclusive: {exclusive}: {held:?}");
+    }
+}
+
 #[test]
 fn its_memory_is_not_asked_for() {
     let mut table = Table::new(config(false));
