@@ -129,11 +129,12 @@ impl Members {
         }
     }
 
-    /// Returns when the gang goes on without its missing members, or each member of one that is too large by
-    /// itself.
-    pub(crate) fn waits_until(&self) -> Option<Time> {
+    /// Returns the next time at which the gang goes on without its missing members, or each member of one that is too
+    /// large by itself.
+    pub(crate) fn waits_until(&self, now: Time) -> Option<Time> {
+        let musters = (self.ids.len() < self.size as usize).then_some(self.waits_until);
         let disbands = self.too_large_since.map(|since| since.saturating_add(self.patience()));
-        (self.ids.len() < self.size as usize).then_some(self.waits_until).or(disbands)
+        [musters, disbands].into_iter().flatten().filter(|&time| time > now).min()
     }
 
     /// Notes whether the gang lacks room though its members could go on one by one. Returns whether they do:
@@ -309,7 +310,7 @@ impl State {
     /// Returns when a client's gang goes on without its missing members, or each member of one that is too
     /// large by itself.
     pub(crate) fn gang_waits_until(&self, id: ClientId) -> Option<Time> {
-        self.gangs.get(&self.gang_of(id)?)?.waits_until()
+        self.gangs.get(&self.gang_of(id)?)?.waits_until(self.now())
     }
 
     /// Returns the job as which a client takes its turn where jobs run one after the other. The members of a

@@ -80,8 +80,7 @@ impl Round<'_> {
                 if self.state().gpu(uuid).is_some_and(|gpu| self.state().somebody_defers(gpu)) {
                     self.books.note_waiter(uuid);
                 }
-                let until = self.state().gang_waits_until(id);
-                if let Some(until) = until.filter(|&until| until > self.state().now()) {
+                if let Some(until) = self.state().gang_waits_until(id) {
                     self.books.wake_at(uuid, until);
                 }
                 // The room may be lacking on a GPU where a member of its gang runs.

@@ -53,6 +53,20 @@ fn a_gang_is_granted_at_once_or_not_at_all() {
     assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
 }
 
+/// The time until which it waits for a third member is over before its members go on one by one.
+#[test]
+fn a_gang_that_lacks_a_member_and_does_not_fit_goes_on_one_by_one() {
+    let mut table = Table::new(config(false));
+    let gang = Some(Gang { number: 5, size: 3 });
+    for rank in RANKS {
+        register(&mut table, rank, 0, gang, false);
+    }
+    table.now = 5000;
+    let mut sent = RANKS.map(|rank| table.say(rank, ClientMessage::ReqLock)).concat();
+    sent.append(&mut table.wait_until(60_000));
+    assert!(RANKS.iter().any(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
+}
+
 /// A change of the configuration has both GPUs looked at in one event. On the second one another client takes the turn first, and
 /// the gang does not fit beside that.
 #[test]
