@@ -400,6 +400,7 @@ impl Client {
     /// Sets the client free when scheduling is off: it runs, and nothing of it is counted.
     pub(crate) fn set_free(&mut self) {
         self.phase = Phase::Free;
+        self.is_unresponsive = false;
     }
 
     /// Does what a change of phase brings with it. A client that is no longer next gives up its early room. A

@@ -229,6 +229,21 @@ fn it_stops_nobody_though_the_next_waits_for_it() {
 }
 
 #[test]
+fn it_counts_as_any_other_when_scheduling_was_off() {
+    let mut table = beside_one_that_stops(6 * GIB, None);
+    go_on_until(&mut table, 10_000);
+    let is_stuck = |table: &Table| {
+        table.core.client_status().iter().any(|client| client.client == STOPPED && client.stuck)
+    };
+    assert!(is_stuck(&table));
+    table.core.switch_off(true, MS(table.now)).unwrap();
+    table.core.switch_on(MS(table.now));
+    let sent = table.sent();
+    answer(&mut table, sent);
+    assert!(!is_stuck(&table));
+}
+
+#[test]
 fn its_memory_is_not_asked_for() {
     let mut table = Table::new(config(false));
     for client in [1, STOPPED] {
