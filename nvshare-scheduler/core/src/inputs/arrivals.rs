@@ -46,8 +46,7 @@ impl Books {
         self.gather_gang(id);
         self.send(id, SchedulerMessage::Registered { client: id, hold });
         for &gpu in &gpus {
-            // The same process is back: its report replaces the bytes that stayed charged to it.
-            self.forget_departed(gpu, |_, departed| departed.identity.is_same_process(identity));
+            self.forget_what_was_left(identity, gpu);
         }
         self.rewrite_entries(id);
         self.apply_terms_of(id);
@@ -75,10 +74,16 @@ impl Books {
         });
     }
 
+    /// Forgets what the same process had on a GPU when an earlier connection ended: its report replaces that.
+    fn forget_what_was_left(&mut self, identity: Identity, uuid: GpuUuid) {
+        self.forget_departed(uuid, |_, departed| departed.identity.is_same_process(identity));
+    }
+
     /// Enters a client, which has an account there, as one that uses a GPU.
     pub(crate) fn meet_gpu(&mut self, id: ClientId, uuid: GpuUuid) {
-        if let Some(job) = self.state().client(id).map(|client| client.job) {
+        if let Some((job, identity)) = self.state().client(id).map(|client| (client.job, client.identity)) {
             self.jobs_mut().count_gpu(job, uuid);
+            self.forget_what_was_left(identity, uuid);
         }
         self.gather_gang(id);
         self.rewrite_entries(id);

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
-use nvshare_proto::{ClientMessage, ClientState, Gate, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, ClientState, Gate, Register, SchedulerMessage, Usage};
 
-use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, granted, registered, twelve_gib};
+use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, granted, newcomer, registered, twelve_gib};
 
 #[test]
 fn a_client_back_before_it_is_known_to_be_gone_is_charged_once() {
@@ -62,6 +62,23 @@ fn left_behind() -> Table {
     table.register(2, Gate::Closed, 12 * GIB, 12 * GIB);
     assert_eq!(granted(&table.say(2, ClientMessage::ReqLock), 2), None);
     table
+}
+
+#[test]
+fn a_process_that_is_back_is_not_charged_twice_on_a_gpu_that_it_names_later() {
+    let mut table = Table::new(config(false));
+    for client in 1..=100 {
+        let identity = Identity { pid: Some(9), process: Some(7), ..Identity::default() };
+        let register = Register { usage: Vec::new(), ..newcomer(Gate::Closed, twelve_gib(0)) };
+        table.happens(Event::Registered { client, identity, register });
+        table.say(client, ClientMessage::Usage(twelve_gib(12 * GIB)));
+        table.say(client, ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 12 * GIB }));
+        table.happens(Event::Disconnected { client, process_remains: true });
+        assert!(table.core.gpu_status()[0].resident <= 13 * GIB, "client {client}");
+    }
+    let left =
+        table.core.client_status().iter().filter(|row| row.state == ClientState::Left && !row.gone).count();
+    assert_eq!(left, 1);
 }
 
 #[test]
