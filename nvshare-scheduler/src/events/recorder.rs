@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nvshare_core::{ClientId, Incident, Time};
 use nvshare_proto::units::saturate;
-use nvshare_proto::{Counters, EventKind, PhaseTime, ProcessInfo, SeatName, WatchEvent, short_command};
+use nvshare_proto::{
+    Counters, EventKind, HandOverPhase, PhaseTime, ProcessInfo, SeatName, WatchEvent, short_command,
+};
 
 use super::journal::Journal;
 use crate::metrics::{Counted, OfTenant};
@@ -44,6 +46,9 @@ impl Known {
 fn micros(time: Duration) -> u64 {
     saturate(time.as_micros())
 }
+
+/// Largest number of phases that an event has: all of eight GPUs. Many events are kept, and a client says what it likes.
+const MAX_PHASES: usize = 8 * HandOverPhase::ALL.len();
 
 /// Longest name of a client in an event, in letters.
 const MAX_NAME: usize = 40;
@@ -109,7 +114,7 @@ impl Recorder {
     /// A client has said the phases of the event that is next.
     pub(crate) fn note_phases(&mut self, client: ClientId, phases: &[PhaseTime]) {
         if let Some(known) = self.clients.get_mut(&client) {
-            known.phases = phases.to_vec();
+            known.phases = phases.iter().copied().take(MAX_PHASES).collect();
         }
     }
 
@@ -148,7 +153,7 @@ impl Recorder {
 
 #[cfg(test)]
 mod tests {
-    use nvshare_proto::{GpuUuid, HandOverPhase, WatchFrom};
+    use nvshare_proto::{GpuUuid, WatchFrom};
 
     use super::*;
 
@@ -187,5 +192,17 @@ mod tests {
         assert!(happens(EventKind::Restored, gpu).is_empty(), "another event has them");
         assert!(happens(EventKind::Restored, other).is_empty(), "a part is not longer than the whole");
         assert_eq!(happens(EventKind::Running, gpu), ["open"]);
+    }
+
+    #[test]
+    fn an_event_has_no_more_phases_than_a_hand_over_can_have() {
+        let journal = Journal::new(7);
+        let mut recorder = Recorder::new(Arc::clone(&journal), None);
+        recorder.expect(CLIENT, 70, "job", None, None);
+        recorder.note_phases(CLIENT, &[PhaseTime { gpu: None, phase: HandOverPhase::Open, micros: 0 }; 5000]);
+        let (kind, took) = (EventKind::Running, Some(Duration::ZERO));
+        let incident = Incident { kind, client: Some(CLIENT), gpus: Vec::new(), bytes: None, took };
+        recorder.record(incident, Time::ZERO);
+        assert_eq!(last(&journal).len(), MAX_PHASES);
     }
 }
