@@ -40,9 +40,10 @@ impl Peer {
     pub(crate) fn of(stream: &UnixStream) -> Self {
         // In another pid namespace the number is 0.
         let pid = stream.peer_cred().ok().and_then(|cred| cred.pid()).filter(|&pid| pid > 0);
+        // A peer that has ended has no descriptor, and its number may be another process's.
         let descriptor = peer_descriptor(stream).or_else(|error| match pid {
-            Some(pid) => open(pid),
-            None => Err(error),
+            Some(pid) if is_unknown_to_kernel(&error) => open(pid),
+            _ => Err(error),
         });
         if descriptor.as_ref().is_err_and(is_unknown_to_kernel) {
             static SAID: Once = Once::new();
