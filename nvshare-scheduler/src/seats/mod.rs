@@ -293,24 +293,25 @@ impl Seats {
         Ok(if unknown > 0 { format!("{text}; not known: {unknown}") } else { text })
     }
 
-    /// Removes a seat, if it is there. Waits for the disk. Returns what was done.
+    /// Removes a seat, if it is there. Waits for the disk. Returns what was done. Asked again after an error, it goes on.
     ///
     /// # Errors
     /// It is in use, or it cannot be removed.
     pub(crate) fn remove(&self, name: SeatName) -> Result<String, String> {
         let _one = lock(&self.0.changes);
-        {
+        let was_there = {
             let mut places = lock(&self.0.places);
-            let Some(place) = places.get(&name) else { return Ok(format!("there is no seat {name}")) };
-            if place.inside > 0 {
-                return Err(format!("seat {name} is in use: processes or connections: {}", place.inside));
+            let inside = places.get(&name).map_or(0, |place| place.inside);
+            if inside > 0 {
+                return Err(format!("seat {name} is in use: processes or connections: {inside}"));
             }
             self.0.root.take_if_there().map_err(|error| error.to_string())?;
-            places.remove(&name);
-        }
+            places.remove(&name).is_some()
+        };
+        // Also of a seat whose removal has failed half-way.
         self.0.records.forget(name).map_err(|error| format!("a restart brings seat {name} back: {error}"))?;
         self.0.root.remove(name)?;
-        Ok(format!("seat {name} is removed"))
+        Ok(if was_there { format!("seat {name} is removed") } else { format!("there is no seat {name}") })
     }
 
     /// Returns the limits that a seat sets; nothing, if there is no such seat.
@@ -514,6 +515,14 @@ mod tests {
             Err("no more seats: there are 2; a higher limit of open files (ulimit -n) allows more, up to 4096".to_owned())
         );
         assert!(seats.make(seat(1)).is_ok(), "it is there");
+        // A record that cannot be removed is tried again.
+        let record = state.with_extension("seats").join(seat(0).name().to_string());
+        std::fs::remove_file(&record).unwrap();
+        std::fs::create_dir(&record).unwrap();
+        for _ in 0..2 {
+            assert!(seats.remove(seat(0).name()).unwrap_err().contains("a restart brings"));
+        }
+        std::fs::remove_dir(&record).unwrap();
         seats.remove(seat(0).name()).unwrap();
         seats.make(seat(2)).unwrap();
         // A recorded seat whose place something else has is tried again.

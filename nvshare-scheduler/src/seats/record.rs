@@ -88,7 +88,8 @@ impl Records {
     /// # Errors
     /// The file cannot be removed.
     pub(super) fn forget(&self, name: SeatName) -> Result<(), String> {
-        let path = self.at(name)?;
+        // Nothing is recorded where there is no place for it.
+        let Ok(path) = self.at(name) else { return Ok(()) };
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
             _ => Ok(()),
