@@ -11,7 +11,7 @@ use crate::memory::mapping::peers;
 use crate::memory::{arrays, deferred_free, devices, driver_reserve, free, imports, pools};
 use crate::process::lock::lock;
 use crate::work::contexts::{self, Context};
-use crate::work::{captures, streams};
+use crate::work::{captures, gate, streams};
 
 /// A device's primary context, and how often the program retains it.
 #[derive(Debug)]
@@ -32,6 +32,7 @@ static GREEN: Mutex<Vec<(CUgreenCtx, Arc<Context>)>> = Mutex::new(Vec::new());
 fn learn_current(result: CUresult) -> CUresult {
     if result == CUresult::SUCCESS {
         contexts::learn_current();
+        gate::note_other_context();
     }
     result
 }

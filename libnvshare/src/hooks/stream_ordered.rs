@@ -13,9 +13,9 @@ use crate::memory::allocations::{self, Kind};
 use crate::memory::backing::AllocationRequest;
 use crate::memory::devices::{self, Device};
 use crate::memory::{deferred_free, plain, pools};
-use crate::work::captures;
 use crate::work::contexts::Context;
 use crate::work::stream_key::StreamKey;
+use crate::work::{captures, used_devices};
 
 /// Whether an allocation on a stream becomes a node of a graph.
 fn in_graph(stream: CUstream, per_thread: bool) -> bool {
@@ -32,6 +32,8 @@ unsafe fn ordered(
     real: impl Fn(*mut CUdeviceptr) -> CUresult,
 ) -> CUresult {
     let Some((device, context)) = on.filter(|_| !place.is_null() && bytes > 0) else { return real(place) };
+    // A pool may be on another device than the stream.
+    used_devices::add(device.ordinal);
     let made = allocate(AllocationRequest::new(device, context, kind, bytes as u64), || {
         let mut base = 0;
         real(&raw mut base).ok()?;

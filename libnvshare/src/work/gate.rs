@@ -373,6 +373,15 @@ pub(crate) fn enter_for_addresses(mark: &FrameMark, start: fn()) -> Result<Pass,
     Ok(Pass { slot: ptr::null(), then: Then::LeaveDoor(door::enter()) })
 }
 
+/// The calling thread has another context, in which default streams have the keys of those that it knows. If that context's device is a
+/// new one for the program, the thread's next submission notes it.
+pub(crate) fn note_other_context() {
+    if !used_devices::contains_current() {
+        // SAFETY: slots live for ever.
+        unsafe { slots::current().as_ref() }.inspect(|mine| mine.forget_streams());
+    }
+}
+
 /// From now on, addresses may have no memory while the gate is closed: calls that name them wait, on capturing streams too.
 pub(crate) fn make_captures_wait() {
     CAPTURES_WAIT.store(true, Ordering::Relaxed);

@@ -22,6 +22,11 @@ pub(crate) fn contains(device: CUdevice) -> bool {
     USED.load(Ordering::Relaxed) & bit(device) != 0
 }
 
+/// Whether the program uses the calling thread's device, or the thread has none.
+pub(crate) fn contains_current() -> bool {
+    driver::current_device().map_or(true, contains)
+}
+
 /// Notes that the program uses this device. The scheduler is told the first time.
 pub(crate) fn add(device: CUdevice) {
     if !contains(device) && USED.fetch_or(bit(device), Ordering::Relaxed) & bit(device) == 0 {

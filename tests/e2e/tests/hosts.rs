@@ -17,6 +17,7 @@ nvshare_harness::with_both_memories! {
     memory_of_every_kind_is_refused_over_the_limit
     a_runs_processes_share_one_limit
     programs_with_two_gpus_take_turns_with_both
+    a_gpu_is_used_whatever_comes_to_it_first
     an_allocation_on_a_stream_is_on_its_gpu
     a_program_that_reconnects_counts_once
     memory_is_looked_at_before_any_is_allocated
@@ -128,6 +129,20 @@ fn an_allocation_on_a_stream_is_on_its_gpu(memory: &str) {
         let world = World::with_memory(memory, TWO_CARDS);
         let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
         Program::guest(&world, "other_gpu", &[answer]).env(limited, "64MiB").start().finish().passed();
+    }
+}
+
+fn a_gpu_is_used_whatever_comes_to_it_first(memory: &str) {
+    for way in ["stream", "pool"] {
+        let world = World::with_memory(memory, TWO_CARDS);
+        let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+        let guest = Program::guest(&world, "meets_gpu", &[way]).until_told().start();
+        wait_until("it uses both GPUs", || {
+            assert!(guest.lives(), "{}", guest.log());
+            Scheduler::status(&world).clients.iter().any(|client| client.usage.len() == 2)
+        });
+        world.stop();
+        guest.finish().passed();
     }
 }
 

@@ -118,7 +118,7 @@ fn give_back_at_exit(slot: *const Slot) {
         // SAFETY: the value set below, a slot.
         if let Some(slot) = unsafe { slot.cast::<Slot>().as_ref() } {
             slot.marks.step_out();
-            slot.known_at.store(0, Ordering::Relaxed);
+            slot.forget_streams();
             // To end marks takes the driver. While the process is off the card, they stay for the thread that has the slot next.
             let _ = slot.begin_call();
             if door::WORD.load(Ordering::SeqCst) != door::CLOSED {
@@ -204,6 +204,11 @@ impl Slot {
         if let Some(free) = free {
             free.store(ptr::from_ref(stream).cast_mut(), Ordering::Relaxed);
         }
+    }
+
+    /// Forgets which streams the thread has submitted to.
+    pub(super) fn forget_streams(&self) {
+        self.known_at.store(0, Ordering::Relaxed);
     }
 
     /// The record of the thread's own default streams, in whatever context.
