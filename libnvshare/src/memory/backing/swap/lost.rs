@@ -67,12 +67,17 @@ pub(super) fn give_up(device: &Device) {
 }
 
 fn give_up_in(context: &Arc<Context>, device: &Device, error: CUresult) {
-    let mut bytes = 0;
+    let (mut bytes, mut has_failed) = (0, false);
     allocations::each_mapped(|allocation| {
         if !Arc::ptr_eq(&allocation.context_to_move_in(), context) {
             return;
         }
         let absent = allocation.residency().give_up_absent();
+        // Before the account: with the last absent bytes gone, the gate may open. An eviction may have met the error before any
+        // memory was away.
+        if absent > 0 && !std::mem::replace(&mut has_failed, true) {
+            context.fail(error);
+        }
         device.update(|account| {
             if allocation.is_pinned() {
                 account.unpin(absent);
@@ -83,9 +88,7 @@ fn give_up_in(context: &Arc<Context>, device: &Device, error: CUresult) {
     });
     // From now on, memory that is still on the GPU stays there.
     pin_context(context, error);
-    // An eviction may have met the error before any memory was away.
     if bytes > 0 {
-        context.fail(error);
         log::error(format_args!(
             "{} MiB of the program's memory cannot come back to the card, and its calls there fail: {error:?}",
             bytes / MIB

@@ -536,10 +536,11 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         }
         chunk.physical = physical;
         chunk.exportable = mapped.is_shared();
+        let had_contents = !chunk.host.is_empty();
+        // Before the account: with the last absent bytes back, the gate may open, and the number would be that of the opening.
+        chunk.unused = if had_contents { None } else { gate::closed_for() };
         allocation.residency().restored(bytes);
         device.update(|account| account.map(bytes));
-        let had_contents = !chunk.host.is_empty();
-        chunk.unused = if had_contents { None } else { gate::closed_for() };
         let (kept, free) = content::keep(std::mem::take(&mut chunk.host));
         chunk.host = kept;
         Ok((had_contents, free))

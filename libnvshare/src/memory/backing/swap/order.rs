@@ -78,9 +78,11 @@ pub(super) fn leaving(device: &Device, wanted: u64, looked: &Looked) -> MoveQueu
 pub(super) fn coming(device: &Device) -> MoveQueue {
     let mut order = MoveQueue::default();
     for allocation in allocations::of_device(device.ordinal) {
+        let Some(mapped) = &allocation.mapped else { continue };
         // Memory that was given up is not absent any more.
-        let is_absent = allocation.residency().absent_bytes() > 0;
-        let Some(mapped) = allocation.mapped.as_ref().filter(|_| is_absent) else { continue };
+        if allocation.residency().absent_bytes() == 0 {
+            continue;
+        }
         for (index, chunk) in mapped.lock().iter().enumerate() {
             if chunk.physical.is_none() {
                 let copied = chunk.host.iter().filter(|copy| copy.slot().is_some()).count() as u64 * GRANULE;
