@@ -65,6 +65,8 @@ pub struct Machine {
     /// When the scheduler last said something or was asked.
     heard_at: Duration,
     last_drain: Ticket,
+    /// The gate has closed over work that is not known to be complete, and nobody waits for its completion.
+    has_undrained: bool,
     /// REQ_LOCK is sent and not answered.
     lock_requested: bool,
     /// Threads sleep at the gate.
@@ -97,6 +99,7 @@ impl Machine {
             ticked_at: now,
             heard_at: now,
             last_drain: 0,
+            has_undrained: false,
             lock_requested: false,
             asleep: false,
             waiters: false,
@@ -111,10 +114,11 @@ impl Machine {
         }
     }
 
-    /// The gate's state for REGISTER.
+    /// The gate's state for REGISTER. With work in flight a process cannot be taken for one that waits: it has to be told to drain
+    /// before its memory leaves, so it counts as one that runs.
     #[must_use]
     pub fn gate(&self) -> Gate {
-        if self.phase == Phase::Free { Gate::Open } else { Gate::Closed }
+        if self.phase == Phase::Free || self.has_undrained { Gate::Open } else { Gate::Closed }
     }
 
     /// Time until the machine wants a tick; `None`: time does not matter. `lacking`: allocations wait for room.
@@ -222,6 +226,7 @@ impl Machine {
                 self.idleness.forget();
                 if let Phase::Running { epoch } = self.phase {
                     self.phase = Phase::Restoring { epoch };
+                    self.has_undrained = true;
                     self.act(Action::Post(MoverOrder::Restore));
                 }
             }
@@ -372,6 +377,7 @@ impl Machine {
             // The drain may have come in the middle of a restore. Memory on its way then is given up, and counts as being there until
             // that is over. So the mover looks first.
             Phase::Draining { .. } => {
+                self.has_undrained = true;
                 self.act(Action::Cancel);
                 self.act(Action::Post(MoverOrder::Restore));
             }
@@ -410,6 +416,7 @@ impl Machine {
 
     fn began(&mut self, now: Duration) {
         self.asleep = false;
+        self.has_undrained = false;
         self.attempts = 0;
         self.idleness.count_from(now);
         // The result of an earlier look says nothing about the work that the gate opens for.
@@ -458,6 +465,7 @@ impl Machine {
             return;
         }
         self.phase = Phase::Parked;
+        self.has_undrained = false;
         self.act(Action::CountHandOver);
         self.act(Action::Report);
         self.act(Action::ReturnAll);
@@ -506,6 +514,7 @@ impl Machine {
         if matches!(self.phase, Phase::Draining { .. }) {
             // The mover may be waiting for a thread that sleeps at the gate.
             self.act(Action::Cancel);
+            self.has_undrained = true;
         }
         self.act(Action::StopMetering);
         if self.is_running() {
@@ -549,6 +558,7 @@ impl Machine {
                     // The drain may depend on a thread that sleeps at the gate.
                     let epoch = *epoch;
                     self.phase = Phase::Restoring { epoch };
+                    self.has_undrained = true;
                     self.act(Action::Cancel);
                     self.act(Action::CountDeferral);
                     self.act(Action::Send(ClientMessage::DropDeferred { epoch }));

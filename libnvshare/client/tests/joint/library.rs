@@ -145,7 +145,12 @@ impl Library {
 
     /// Whether all work that was submitted is complete.
     pub(crate) fn is_complete(&self) -> bool {
-        !self.is_inside && self.submits_since.is_none() && self.complete_at.is_some_and(|at| at <= self.now)
+        !self.is_inside && !self.has_work()
+    }
+
+    /// Whether work that was submitted may not be complete.
+    pub(crate) fn has_work(&self) -> bool {
+        self.submits_since.is_some() || self.complete_at.is_none_or(|at| at > self.now)
     }
 
     /// Whether kernels of this process may be running.

@@ -292,6 +292,7 @@ impl World {
         let mut host = if process.plan.cannot_evict { 0 } else { u64::MAX };
         let Amount { gpu, bytes } = evict.room;
         let library = &mut process.library;
+        assert!(!library.has_work(), "memory leaves under work in flight");
         let device = library.devices.iter().position(|device| device.gpu == gpu).unwrap();
         let step = (bytes - evict.moved).div_ceil(evict.steps);
         let before = evict.moved;

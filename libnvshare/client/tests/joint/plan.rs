@@ -19,6 +19,8 @@ pub(crate) struct Plan {
     pub(crate) pause: u64,
     /// Milliseconds of work after which it allocates one more GiB, again and again.
     pub(crate) grows_every: Option<u64>,
+    /// Another thread of it allocates one GiB whenever its work in flight has to complete.
+    pub(crate) grows_in_drains: bool,
     /// N: each N-th drain depends on a thread that sleeps at the gate.
     pub(crate) defers_every: Option<u64>,
     /// Milliseconds until its work in flight is complete; 0: up to 60, or 20 if it is quick.
@@ -58,6 +60,7 @@ pub(crate) fn steady(gib: u64, work: u64) -> Plan {
         work,
         pause: 0,
         grows_every: None,
+        grows_in_drains: false,
         defers_every: None,
         drains_in: 0,
         quick: false,

@@ -148,6 +148,11 @@ impl World {
         program.served += ran;
         program.step_left = program.step_left.saturating_sub(ran);
         program.drains += 1;
+        if process.plan.grows_in_drains {
+            let more =
+                |device| Wanted { device, bytes: GIB, kind: Kind::DeviceAsManaged, state: Wishes::NotYet };
+            program.wanted.extend((0..process.plan.gpus.len()).map(more));
+        }
         let is_stuck = process.plan.defers_every.is_some_and(|every| program.drains.is_multiple_of(every));
         let takes = match (process.plan.drains_in, process.plan.quick) {
             (0, false) => Duration::from_micros(10 + self.random(60_000)),

@@ -119,6 +119,23 @@ proptest! {
         }
     }
 
+    /// Connections end in the middle of long drains, while other threads allocate: no memory leaves under work.
+    #[test]
+    fn no_memory_leaves_under_work_though_schedulers_die(
+        mut plans in prop::collection::vec((plan(), 500..8000u64), 2..5),
+        killed in prop::collection::vec((0..12_000u64, 1..3000u64), 1..4),
+        seed in any::<u64>(),
+    ) {
+        for (plan, drains_in) in &mut plans {
+            (plan.drains_in, plan.grows_in_drains, plan.gang) = (*drains_in, true, None);
+        }
+        let mut world = World::new(plans.into_iter().map(|(plan, _)| plan).collect(), config(false), seed);
+        for (at, down) in killed {
+            world.at(MS(at), Later::Restart(down));
+        }
+        world.serves_everybody_within(60);
+    }
+
     /// Processes are stopped and go on, and the scheduler sees that later, or never.
     #[test]
     fn nobody_starves_though_others_are_stopped(
