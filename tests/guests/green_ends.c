@@ -1,5 +1,5 @@
-/* Green contexts with memory are created and destroyed all the time, also while their memory leaves: that of the primary one is intact.
-   What runs in a green context goes on when it ends. */
+/* Green contexts are created and destroyed all the time, also while memory leaves that was allocated in them. That memory belongs to the
+   primary context: it is intact, and is freed later. What runs in a green context goes on when it ends. */
 #include "guest.h"
 #define KEPT (256 * MIB)
 static volatile int over;
@@ -9,19 +9,25 @@ static void *creates(void *argument) {
     while (!over) {
         char resource[144];
         void *description, *green, *derived;
-        uint64_t memory;
+        uint64_t memory[4];
         CHECK(FN(cuDeviceGetDevResource)(0, resource, 1));
         CHECK(FN(cuDevResourceGenerateDesc)(&description, resource, 1));
         CHECK(FN(cuGreenCtxCreate)(&green, description, 0, 1));
         CHECK(FN(cuCtxFromGreenCtx)(&derived, green));
         CHECK(FN(cuCtxSetCurrent)(derived));
         for (int i = 0; i < 4; i++) {
-            memory = alloc(64 * MIB);
-            CHECK(FN(cuMemsetD32Async)(memory, 7, 16 * MIB, NULL));
+            memory[i] = alloc(64 * MIB);
+            CHECK(FN(cuMemsetD32Async)(memory[i], 7, 16 * MIB, NULL));
         }
         CHECK(FN(cuCtxSynchronize)());
         usleep(rand_r(&seed) % 40000);
         CHECK(FN(cuGreenCtxDestroy)(green));
+        CHECK(FN(cuCtxSetCurrent)(context));
+        usleep(rand_r(&seed) % 40000);
+        for (int i = 0; i < 4; i++) {
+            EXPECT(holds(memory[i], 64 * MIB, 2 * MIB, 7));
+            CHECK(FN(cuMemFree_v2)(memory[i]));
+        }
         ended++;
     }
     return argument;

@@ -306,9 +306,10 @@ pub(crate) unsafe fn create_green(
     if result == CUresult::SUCCESS && !place.is_null() {
         // SAFETY: the driver wrote it.
         let green = unsafe { *place };
-        if let Ok(context) = driver::context_of_green(green) {
+        if let (Ok(context), Ok(primary)) = (driver::context_of_green(green), driver::primary_context(device))
+        {
             let context = contexts::learn(context, device);
-            context.mark_green();
+            context.mark_green(contexts::learn(primary, device));
             lock(&GREEN).push((green, context));
         }
     }

@@ -16,14 +16,15 @@ use crate::work::gate::{self, FrameMark};
 use crate::work::stream_key::StreamKey;
 use crate::work::{callbacks, used_devices};
 
-/// The device and context that the calling thread would allocate in. `None`: the driver has to report why there is none.
+/// The device of the calling thread, and the context that memory belongs to which it allocates. `None`: the driver has to report why there
+/// is none.
 pub(crate) fn target() -> Option<(&'static Device, Arc<Context>)> {
     // A callback must not wait, so the driver answers.
     if callbacks::are_running() {
         return None;
     }
     // This also learns a context that a function without a hook has created.
-    let context = contexts::current()?;
+    let context = contexts::current()?.of_memory();
     session::start();
     let device = devices::get(context.device())?;
     device.note_free_at_first();

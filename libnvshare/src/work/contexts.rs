@@ -27,8 +27,8 @@ pub(crate) struct Context {
     moves: Mutex<()>,
     /// Held while a capture begins or spreads in it.
     beginnings: Mutex<()>,
-    /// Whether this is a green context, a part of the primary context of its device.
-    green: AtomicBool,
+    /// The primary context of which this is a part, if it is a green one.
+    primary: OnceLock<Arc<Context>>,
     /// The driver's error for which memory of it was given up; 0: it has all its memory.
     failure: AtomicI32,
     /// A thread of the library waits for all its work.
@@ -113,11 +113,18 @@ impl Context {
     }
 
     pub(crate) fn is_green(&self) -> bool {
-        self.green.load(Ordering::Relaxed)
+        self.primary.get().is_some()
     }
 
-    pub(crate) fn mark_green(&self) {
-        self.green.store(true, Ordering::Relaxed);
+    /// Notes that this is a green context, a part of this primary one.
+    pub(crate) fn mark_green(&self, primary: Arc<Self>) {
+        let _ = self.primary.set(primary);
+    }
+
+    /// The context to which memory belongs that is made while this one is current. Memory, arrays and page-locked memory of the host
+    /// that are made in a green context belong to the primary one, and outlive the green one (measured on an H200).
+    pub(crate) fn of_memory(self: &Arc<Self>) -> Arc<Self> {
+        Arc::clone(self.primary.get().unwrap_or(self))
     }
 
     /// The driver's error because of which memory of the context has not come back and never will. Its work would reach addresses
@@ -188,22 +195,6 @@ impl Context {
         let Some(stream) = self.ours.get() else { return false };
         let answer = self.with(|| driver::query_stream(*stream));
         answer.is_ok_and(|answer| answer.is_err_and(CUresult::ends_all_work))
-    }
-
-    /// Waits for the library's own work in a context that ends, and that nobody uses any more. With another context that work
-    /// is over. With a green one it would go on (measured), and reach memory that ends, or that is not page-locked any more.
-    ///
-    /// A move takes as long as its copies. A look beside the program's work may have to wait for that, which may wait for this thread: so
-    /// the wait is bounded.
-    fn complete_ours(&self) {
-        const MAX_WAIT: Duration = Duration::from_secs(2);
-        let Some((stream, _running)) = self.ours.get().zip(lifecycle::hold_off_exit()) else { return };
-        let _relaxed = Relaxed::begin();
-        let begin = Instant::now();
-        let is_busy = || driver::with_current(self.handle, || driver::query_stream(*stream));
-        while is_busy() == Err(CUresult::NOT_READY) && begin.elapsed() < MAX_WAIT {
-            threads::pause();
-        }
     }
 
     /// The library's own stream. The context must be current and live through the call, with [`Relaxed`] in force.
@@ -282,7 +273,7 @@ pub(crate) fn learn(handle: CUcontext, device: CUdevice) -> Arc<Context> {
         ours: OnceLock::new(),
         moves: Mutex::new(()),
         beginnings: Mutex::new(()),
-        green: AtomicBool::new(false),
+        primary: OnceLock::new(),
         failure: AtomicI32::new(0),
         waited_for: AtomicBool::new(false),
     });
@@ -303,9 +294,6 @@ pub(crate) fn end(
     let undo = crate::process::unwind::OnUnwind::new(|| forget(context));
     let is_ending = End::begins();
     context.life.end();
-    if context.is_green() {
-        context.complete_ours();
-    }
     let result = call();
     drop(is_ending);
     undo.done();

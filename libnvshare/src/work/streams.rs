@@ -177,7 +177,7 @@ pub(crate) fn learn(key: StreamKey) -> &'static Stream {
 /// The error for which memory of a stream's context was given up, if it was. Called for the program's own call with the stream.
 pub(crate) fn failure(key: StreamKey) -> Option<CUresult> {
     match driver::context_of(key.handle()) {
-        Ok(context) => contexts::find(context)?.failure(),
+        Ok(context) => contexts::find(context)?.of_memory().failure(),
         // The driver says so itself.
         Err(error) => Some(error).filter(|error| error.ends_all_work()),
     }

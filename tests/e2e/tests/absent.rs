@@ -166,7 +166,7 @@ fn who_is_not_root_exchanges_memory() {
 }
 
 #[test]
-fn a_green_context_ends_when_copies_in_it_are_over() {
+fn a_green_context_ends_while_its_memory_is_copied() {
     let world = World::with_memory("swap", &[CARD, &[("NVSHARE_CONTENT", "off")]].concat());
     let held = world.dir().join("held").to_string_lossy().into_owned();
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);

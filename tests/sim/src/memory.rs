@@ -164,7 +164,7 @@ impl Tables {
     }
 
     pub(crate) fn register_host(&mut self, base: usize, bytes: usize, is_ours: bool) -> Result<(), Failure> {
-        let context = self.current()?.id;
+        let context = self.current()?.family;
         if base == 0 || bytes == 0 {
             return Err(INVALID_VALUE);
         }
@@ -221,13 +221,14 @@ fn is_shared(address: usize) -> bool {
 }
 
 impl Process {
-    /// Makes an allocation on the current card.
+    /// Makes an allocation on the current card. What is made in a green context belongs to the primary one and outlives the green one, as
+    /// does the page-lock of host memory (measured on an H200).
     pub(crate) fn allocate(&self, size: u64, managed: bool) -> Result<u64, Failure> {
         self.sticky()?;
         let mut tables = self.tables();
         tables.unsafe_call()?;
         let context = tables.current()?;
-        let (gpu, context) = (context.gpu, context.id);
+        let (gpu, context) = (context.gpu, context.family);
         drop(tables);
         self.allocate_on(gpu, size, Sort::of(managed), Some(context))
     }
