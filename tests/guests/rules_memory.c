@@ -219,6 +219,14 @@ static void copies_of_page_locked_memory(void) {
     CHECK(FN(cuStreamSynchronize)(stream_));
     EXPECT(host[1] == 9 && host[3] == 5);
     CHECK(FN(cuMemHostUnregister)(host));
+    /* One copy does not span two ranges that were page-locked one by one. */
+    char *halves = (char *)host;
+    for (int i = 0; i < 2; i++) CHECK(FN(cuMemHostRegister_v2)(halves + i * 4 * MIB, 4 * MIB, 1));
+    EXPECT(FN(cuMemcpyDtoHAsync_v2)(halves + 2 * MIB, memory_, 4 * MIB, stream_) == 1);
+    EXPECT(FN(cuMemcpyHtoDAsync_v2)(memory_, halves + 2 * MIB, 4 * MIB, stream_) == 1);
+    CHECK(FN(cuMemcpyHtoDAsync_v2)(memory_, halves + 4 * MIB, 4 * MIB, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    for (int i = 0; i < 2; i++) CHECK(FN(cuMemHostUnregister)(halves + i * 4 * MIB));
 }
 
 /* The host's touches of managed memory bring it to the host, a kernel's to the card. */

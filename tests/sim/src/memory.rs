@@ -163,6 +163,15 @@ impl Tables {
         before.is_some_and(|(&base, &(length, ..))| address + bytes <= base + length)
     }
 
+    /// Whether a range begins in page-locked memory and goes on in memory that was page-locked by itself. The driver refuses to copy it
+    /// asynchronously (measured on an H200).
+    pub(crate) fn spans_page_locks(&self, address: usize, bytes: usize) -> bool {
+        let before = self.host.range(..=address).next_back();
+        before
+            .map(|(&base, &(length, ..))| base + length)
+            .is_some_and(|end| address < end && end < address + bytes && self.host.contains_key(&end))
+    }
+
     pub(crate) fn register_host(&mut self, base: usize, bytes: usize, is_ours: bool) -> Result<(), Failure> {
         let context = self.current()?.family;
         if base == 0 || bytes == 0 {

@@ -12,6 +12,10 @@ use crate::driver::types::CUresult;
 use crate::work::contexts::Context;
 use crate::work::life::Gone;
 
+/// Bytes behind each segment at which there is nothing else. The driver refuses a copy from or to two ranges that were page-locked one by
+/// one (measured), and segments that lay side by side would be one range.
+const GUARD: usize = 4096;
+
 /// Threads that prefault a segment, at most.
 const MAX_THREADS: usize = 8;
 
@@ -34,7 +38,7 @@ impl Drop for Segment {
         // SAFETY: the mapping is ours and no copy uses it: a segment leaves its pool only when none of its slots is taken. A pool
         // leaves the list only after its context has ended, and then hands out no slots. The driver has forgotten the addresses,
         // or its context has ended.
-        unsafe { libc::munmap(self.address as *mut c_void, self.bytes) };
+        unsafe { libc::munmap(self.address as *mut c_void, self.bytes + GUARD) };
         if let Some(number) = self.number {
             supply::queue_return(number);
         }
@@ -134,10 +138,10 @@ impl Segment {
         Self::reserve(bytes).inspect(Self::advise)
     }
 
-    /// Maps memory at a multiple of the granule, without advice: another mapping in its place would lose it.
+    /// Maps memory at a multiple of the granule, and its guard, without advice: another mapping in its place would lose it.
     fn reserve(bytes: u64) -> Option<Self> {
         let granule = GRANULE as usize;
-        let length = bytes as usize + granule;
+        let length = bytes as usize + GUARD + granule;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping, wherever the kernel puts it.
@@ -146,7 +150,7 @@ impl Segment {
             return None;
         }
         let (raw, address) = (raw as usize, (raw as usize).next_multiple_of(granule));
-        let end = address + bytes as usize;
+        let end = address + bytes as usize + GUARD;
         // SAFETY: the parts before and behind the aligned part of the mapping just made.
         unsafe {
             if address > raw {
@@ -235,5 +239,11 @@ mod tests {
         segment.prefault();
         // SAFETY: within the segment.
         unsafe { (segment.address as *mut u8).add(segment.bytes - 1).write_volatile(7) };
+        // SAFETY: the kernel says whether something is mapped there.
+        let is_mapped = |at: usize| unsafe { libc::msync(at as *mut c_void, GUARD, libc::MS_ASYNC) } == 0;
+        let guard = segment.address + segment.bytes;
+        assert!(is_mapped(guard), "the next segment could lie side by side with it");
+        drop(segment);
+        assert!(!is_mapped(guard));
     }
 }

@@ -240,7 +240,12 @@ fn copy_now(to: End, from: End, bytes: usize, per_thread: bool) -> Result<(), Fa
 
 fn copy_on(to: End, from: End, bytes: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {
     check_reach(stream, per_thread, &[(to, bytes), (from, bytes)])?;
-    submit(stream, per_thread, Kind::Copy, copy_work(process::get()?, to, from, bytes))
+    let p = process::get()?;
+    let spans = |end| matches!(end, Host(base) if p.tables().spans_page_locks(base, bytes));
+    if spans(to) || spans(from) {
+        return Err(INVALID_VALUE);
+    }
+    submit(stream, per_thread, Kind::Copy, copy_work(p, to, from, bytes))
 }
 
 /// A row of a copy in two dimensions.
