@@ -347,9 +347,10 @@ impl HostPool {
                 lock(&self.inner).put_in(segment);
                 false
             }
-            // The segment stays mapped: the driver still knows the addresses, so nothing else may be there.
+            // The driver still knows the addresses, as in a broken context: the segment can be used, and ends with the pool.
             Some(Err(PageLockError::Driver(error))) => {
                 log::debug(format_args!("{} bytes stay page-locked: {error:?}", segment.bytes));
+                lock(&self.inner).put_in(segment);
                 false
             }
         }
