@@ -3,6 +3,9 @@
 use super::{Account, DriverReserve, LimitUse, TenantQuota};
 use crate::kind::Kind;
 
+/// Bytes that a process can address. The driver refuses more at once, so nobody makes room for it.
+const ADDRESSES: u64 = 1 << 47;
+
 /// The outcome of an admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
@@ -54,8 +57,8 @@ impl<T: TenantQuota> Account<T> {
         let more = bytes - again;
         let allocated = self.allocated.saturating_add(more);
         let most = if kind == Kind::ProgramsManaged { self.own_limit() } else { self.most() };
-        if allocated > most {
-            return Err(Refusal::Own { used: self.allocated, most });
+        if allocated > most.min(ADDRESSES) {
+            return Err(Refusal::Own { used: self.allocated, most: most.min(ADDRESSES) });
         }
         if caller == Caller::OutsideGate && !kind.needs_room() {
             if self.holding {

@@ -355,6 +355,19 @@ fn memory_of_a_broken_context_is_immovable_until_it_is_freed() {
     assert_eq!(account.usage().immovable, 3);
 }
 
+/// No other program makes room for what the driver refuses at once, and the sums stay what they were.
+#[test]
+fn more_than_a_process_can_address_is_refused_at_once() {
+    for bytes in [1 << 50, u64::MAX] {
+        let mut account: Account<Shared> = Account::new(terms(false, false));
+        account.set_capacity(TOTAL);
+        account.admit(5, Kind::ProgramsManaged, Caller::OutsideGate).unwrap();
+        let refused = account.admit(bytes, Kind::ProgramsManaged, Caller::OutsideGate);
+        assert!(matches!(refused, Err(Refusal::Own { used: 5, .. })), "{refused:?}");
+        assert_eq!(account.allocated(), 5);
+    }
+}
+
 #[test]
 fn a_process_that_is_shut_out_keeps_what_it_has_and_gets_no_more_until_it_is_let_in() {
     let mut account: Account<Shared> = Account::new(terms(true, false));
