@@ -81,6 +81,8 @@ impl Moving for Managed {
         for allocation in allocations::of_device(device.ordinal) {
             while moved < wanted {
                 contexts::let_them_end(|| false);
+                // Another thread, or another process of the control group, takes of it as well.
+                host = host.min(host_memory::room());
                 let piece = match evict_piece(&allocation, wanted - moved, &mut host, device) {
                     Ok(piece) => piece,
                     Err(Stop::Failed(error)) => {
