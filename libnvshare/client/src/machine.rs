@@ -129,7 +129,7 @@ impl Machine {
             Phase::Running { .. } if self.waiters => self.idleness.next_look(now),
             _ if !self.connected => Some(Duration::from_millis(250)),
             Phase::Parked | Phase::Next | Phase::Idle { .. } if lacking => Some(Duration::from_secs(1)),
-            Phase::Parked | Phase::Next | Phase::Idle { .. } if self.asleep || self.sleeper.is_wanted() => {
+            Phase::Parked | Phase::Next | Phase::Idle { .. } | Phase::Restoring { .. } if self.waits() => {
                 let ping = (self.heard_at + PING_AFTER).saturating_sub(now);
                 Some(if self.silent_since.is_some() { Duration::from_secs(1) } else { ping })
             }
@@ -569,15 +569,22 @@ impl Machine {
                 let action = self.idleness.look(submissions, lacking, now);
                 self.actions.extend(action);
             }
-            Phase::Parked | Phase::Next | Phase::Idle { .. } => self.wait_for_the_scheduler(lacking, now),
+            Phase::Parked | Phase::Next | Phase::Idle { .. } | Phase::Restoring { .. } => {
+                self.wait_for_the_scheduler(lacking, now);
+            }
             Phase::Freeing | Phase::Free => self.wait_no_longer(now),
             _ => {}
         }
     }
 
-    /// A parked program that has work, or lacks room, waits for a scheduler that answers, but not for ever.
+    /// Whether the program waits for something that the scheduler may have to give: the lock, or room for memory that comes back.
+    fn waits(&self) -> bool {
+        self.asleep || self.sleeper.is_wanted() || self.is_restoring()
+    }
+
+    /// A program whose gate is closed and that has work, or lacks room, waits for a scheduler that answers, but not for ever.
     fn wait_for_the_scheduler(&mut self, lacking: bool, now: Duration) {
-        let waits = self.asleep || lacking || self.sleeper.is_wanted();
+        let waits = lacking || self.waits();
         if let Some(since) = self.silent_since {
             let Some(since) = self.sleeper.counts_from(since) else { return };
             if now.saturating_sub(since) >= RETURN_PATIENCE {

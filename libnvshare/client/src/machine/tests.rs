@@ -396,6 +396,21 @@ fn room_of_nothing_means_that_there_is_no_more() {
 }
 
 #[test]
+fn memory_that_comes_back_waits_for_room_of_a_silent_scheduler_but_not_for_ever() {
+    let mut client = Client::registered(InitialState::Parked);
+    client.feed(Input::ThreadsWaiting);
+    client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![] });
+    client.feed(Input::StillAbsent);
+    let needs = client.feed(Input::Restored { lacking: vec![room(5)] });
+    assert!(needs.contains(&Action::Send(ClientMessage::NeedRoom(room(5)))), "{needs:?}");
+    assert!(client.machine.next_tick(false, client.now).is_some());
+    assert!(client.wait(MS(4500)).is_empty());
+    assert_eq!(client.wait(MS(1000)), [Action::Send(ClientMessage::Ping)]);
+    let alone = client.wait(RETURN_PATIENCE);
+    assert!(alone.contains(&Action::Reconnect) && alone.contains(&Action::StopMetering), "{alone:?}");
+}
+
+#[test]
 fn an_answer_to_an_earlier_drain_gives_nothing_back() {
     let mut client = Client::running_contended();
     client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
