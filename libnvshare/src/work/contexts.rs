@@ -107,9 +107,9 @@ impl Context {
         &self.life
     }
 
-    /// Held while a capture begins or spreads in it.
+    /// Held while a capture begins or spreads in it. A look at a primary context may break a capture in a green one, so both have one.
     pub(crate) fn beginnings(&self) -> &Mutex<()> {
-        &self.beginnings
+        self.primary.get().map_or(&self.beginnings, |primary| &primary.beginnings)
     }
 
     pub(crate) fn is_green(&self) -> bool {

@@ -57,8 +57,9 @@ impl<T: TenantQuota> Account<T> {
         let more = bytes - again;
         let allocated = self.allocated.saturating_add(more);
         let most = if kind == Kind::ProgramsManaged { self.own_limit() } else { self.most() };
-        if allocated > most.min(ADDRESSES) {
-            return Err(Refusal::Own { used: self.allocated, most: most.min(ADDRESSES) });
+        let most = most.min(ADDRESSES);
+        if allocated > most {
+            return Err(Refusal::Own { used: self.allocated, most });
         }
         if caller == Caller::OutsideGate && !kind.needs_room() {
             if self.holding {
