@@ -270,6 +270,14 @@ impl Mapped {
         let Some(_running) = lifecycle::hold_off_exit() else { return };
         if self.hide(chunk) {
             destroy(base, chunk);
+            // If it cannot be unmapped, it stays where the program has mapped it, too.
+            let stays = chunk.physical.map(|physical| self.show(chunk.offset, chunk.bytes, physical));
+            if let Some(Err(error)) = stays {
+                log::error(format_args!(
+                    "{} bytes of the program's cannot be mapped again: {error:?}",
+                    chunk.bytes
+                ));
+            }
         }
     }
 }

@@ -82,7 +82,11 @@ fn give_up_in(context: &Arc<Context>, device: &Device, error: CUresult) {
             if allocation.is_pinned() {
                 account.unpin(absent);
             }
-            account.release(absent, 0, allocation.kind);
+            if allocation.is_spare() {
+                account.release_aside(absent, 0, allocation.kind);
+            } else {
+                account.release(absent, 0, allocation.kind);
+            }
         });
         bytes += absent;
     });
