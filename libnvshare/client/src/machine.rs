@@ -5,6 +5,7 @@
 
 mod idleness;
 mod io;
+mod patience;
 mod sleeping;
 
 use std::time::Duration;
@@ -13,9 +14,11 @@ use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, InitialState, SchedulerM
 
 use crate::launch_window::InFlight;
 use idleness::Idleness;
+use patience::PING_AFTER;
 use sleeping::Sleeper;
 
 pub use io::{Action, Input, MoverOrder, Ticket};
+pub use patience::RETURN_PATIENCE;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -37,15 +40,9 @@ enum Phase {
     Free,
 }
 
-/// Longest time that a parked program waits for a scheduler that is lost or does not answer. Then the program runs alone.
-pub const RETURN_PATIENCE: Duration = Duration::from_secs(5);
 /// A restore ahead of the lock ends when no more room has come for this long. The process may not be next any more, which it is not
 /// told. More room begins another one.
 pub const ROOM_IS_LATE: Duration = Duration::from_secs(1);
-/// A program that waits longer than this for a scheduler's answer tells the user.
-const SAY_AFTER: Duration = Duration::from_secs(1);
-/// Time without a message of the scheduler, while a program waits, after which a PING asks whether the scheduler lives.
-const PING_AFTER: Duration = Duration::from_secs(5);
 /// Time between two ticks after which the process itself was away: stopped by a signal, or with its whole machine. The scheduler may
 /// have answered long ago.
 const AWAY: Duration = Duration::from_secs(2);
@@ -114,8 +111,8 @@ impl Machine {
         }
     }
 
-    /// The gate's state for REGISTER. With work in flight a process cannot be taken for one that waits: it has to be told to drain
-    /// before its memory leaves, so it counts as one that runs.
+    /// The gate's state for REGISTER. A process with work in flight counts as one that runs: it has to be told to
+    /// drain before its memory leaves.
     #[must_use]
     pub fn gate(&self) -> Gate {
         if self.phase == Phase::Free || self.has_undrained { Gate::Open } else { Gate::Closed }
@@ -526,25 +523,6 @@ impl Machine {
         }
     }
 
-    /// The scheduler may come back soon, and others keep what it gave them: an allocation that finds no memory waits for it.
-    fn expect_scheduler(&mut self, now: Duration) {
-        self.expects_since = Some(now);
-        self.act(Action::Expect(true));
-    }
-
-    fn expect_nobody(&mut self) {
-        if self.expects_since.take().is_some() {
-            self.act(Action::Expect(false));
-        }
-    }
-
-    /// The scheduler that was lost is waited for no longer than a parked program waits.
-    fn wait_no_longer(&mut self, now: Duration) {
-        if self.expects_since.is_some_and(|since| now.saturating_sub(since) >= RETURN_PATIENCE) {
-            self.expect_nobody();
-        }
-    }
-
     fn tick(&mut self, progress: u64, submissions: u64, lacking: bool, now: Duration) {
         let before = std::mem::replace(&mut self.ticked_at, now);
         if now.saturating_sub(before) >= AWAY {
@@ -574,32 +552,6 @@ impl Machine {
             }
             Phase::Freeing | Phase::Free => self.wait_no_longer(now),
             _ => {}
-        }
-    }
-
-    /// Whether the program waits for something that the scheduler may have to give: the lock, or room for memory that comes back.
-    fn waits(&self) -> bool {
-        self.asleep || self.sleeper.is_wanted() || self.is_restoring()
-    }
-
-    /// A program whose gate is closed and that has work, or lacks room, waits for a scheduler that answers, but not for ever.
-    fn wait_for_the_scheduler(&mut self, lacking: bool, now: Duration) {
-        let waits = lacking || self.waits();
-        if let Some(since) = self.silent_since {
-            let Some(since) = self.sleeper.counts_from(since) else { return };
-            if now.saturating_sub(since) >= RETURN_PATIENCE {
-                self.reconnect();
-                self.go_alone();
-            } else if now.saturating_sub(since) >= SAY_AFTER && !self.said_waiting && !self.warned {
-                // A part of the program waits: a thread at the gate, an allocation, or the call that made the first contact.
-                self.said_waiting = waits || !self.was_answered;
-                if self.said_waiting {
-                    self.act(Action::SayWaiting);
-                }
-            }
-        } else if waits && now.saturating_sub(self.heard_at) >= PING_AFTER {
-            self.silent_since = Some(now);
-            self.act(Action::Send(ClientMessage::Ping));
         }
     }
 }

@@ -121,8 +121,8 @@ impl Context {
         let _ = self.primary.set(primary);
     }
 
-    /// The context to which memory belongs that is made while this one is current. Memory, arrays and page-locked memory of the host
-    /// that are made in a green context belong to the primary one, and outlive the green one (measured on an H200).
+    /// The context to which memory belongs that is made while this one is current. Memory that is made in a green context belongs
+    /// to the primary one, and outlives the green one (measured on an H200). So do arrays, and page-locked memory of the host.
     pub(crate) fn of_memory(self: &Arc<Self>) -> Arc<Self> {
         Arc::clone(self.primary.get().unwrap_or(self))
     }

@@ -83,7 +83,7 @@ impl World {
     pub(crate) fn check_lacking(&self, i: usize, device: usize, lacking: u64) {
         let process = &self.processes[i];
         // A process that had begun to leave when it was told to go on has given some of its room back, and one that was stopped
-        // answers when nobody waits for its answer any more. What another thread allocates meanwhile may be told too late.
+        // answers when nobody waits for its answer any more. An allocation of another thread may be told too late.
         if process.stopped_until > Duration::ZERO
             || process.plan.grows_in_drains
             || process.is_recalled
