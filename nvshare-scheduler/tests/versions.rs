@@ -205,7 +205,9 @@ async fn a_client_of_the_version_before_is_never_told_to_sleep() {
             "client {older} (x) cannot sleep: its library is older; its program has to be started again"
         );
         assert_eq!(asks(VERSION, AdminRequest::Sleep { client: older }), [Reply::Refused { reason }]);
-        let text = format!("client {newer} (x) goes to sleep; any call of its program wakes it");
+        let text = format!(
+            "client {newer} (x) is to go to sleep, if it has no work within 2 s; any call of its program wakes it"
+        );
         assert_eq!(
             asks(VERSION, AdminRequest::Sleep { client: newer }),
             [Reply::Admin(AdminReply::Done { text })]

@@ -65,7 +65,7 @@ impl Asleep {
 
     fn sleep(&self, guest: &Running) {
         let said = self.ctl("sleep", guest);
-        assert!(said.contains("goes to sleep"), "{said}");
+        assert!(said.contains("is to go to sleep"), "{said}");
         self.until(guest, ClientState::Asleep);
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nvshare_proto::{EventKind, SchedulerMessage};
 
+use crate::policy::sleep::MAX_WAIT_FOR_IDLE;
 use crate::state::client::{ClientId, Phase};
 use crate::state::rest::Rest;
 use crate::state::sleep::Sleep;
@@ -29,7 +30,10 @@ impl Books {
         }
         self.change_rest(id, |rest| rest.is_cause = false);
         self.order_to_go(id);
-        Ok(format!("{who} goes to sleep; any call of its program wakes it"))
+        let seconds = MAX_WAIT_FOR_IDLE.as_secs();
+        Ok(format!(
+            "{who} is to go to sleep, if it has no work within {seconds} s; any call of its program wakes it"
+        ))
     }
 
     /// Has a client come back to the card, or takes back that it was to go.

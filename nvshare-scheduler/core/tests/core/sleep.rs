@@ -154,7 +154,10 @@ fn an_idle_client_gives_its_room_back_goes_off_the_card_and_comes_back() {
     cards.table.say(1, ClientMessage::Usage(usage(4 * GIB, 0)));
     cards.table.say(1, ClientMessage::Idle { epoch });
     assert_eq!(cards.capacity(), 15, "its contexts are on the card");
-    assert_eq!(cards.order(1).unwrap(), "client 1 (x) goes to sleep; any call of its program wakes it");
+    assert_eq!(
+        cards.order(1).unwrap(),
+        "client 1 (x) is to go to sleep, if it has no work within 2 s; any call of its program wakes it"
+    );
     let sent = cards.table.sent();
     let room = cards.table.core.gpu_status()[0].resident;
     assert_eq!(
