@@ -5,6 +5,7 @@ use std::str::FromStr;
 use nvshare_admin::Scheduler;
 use nvshare_proto::{GpuStatus, GpuUuid};
 
+use crate::output::Failure;
 use crate::show;
 
 /// See the module's documentation.
@@ -40,11 +41,11 @@ impl FromStr for Gpu {
 
 impl Gpu {
     /// The GPU's UUID; asks the scheduler if the name is a number or a part.
-    pub(crate) fn uuid(&self, scheduler: &Scheduler) -> Result<GpuUuid, String> {
+    pub(crate) fn uuid(&self, scheduler: &Scheduler) -> Result<GpuUuid, Failure> {
         if let Self::Uuid(uuid) = self {
             return Ok(*uuid);
         }
-        let gpus = scheduler.status().map_err(|error| error.to_string())?.gpus;
+        let gpus = scheduler.status()?.gpus;
         let is_meant = |gpu: &&GpuStatus| match self {
             Self::Index(index) => gpu.index == Some(*index),
             Self::Uuid(uuid) => gpu.gpu == *uuid,
@@ -56,9 +57,9 @@ impl Gpu {
             if known.is_empty() { "none in use and none listed".to_owned() } else { known.join(", ") };
         match (meant.as_slice(), self) {
             ([one], _) => Ok(*one),
-            ([], Self::Index(index)) => Err(format!("there is no GPU {index}; there is {known}")),
-            ([], _) => Err(format!("no GPU has a UUID that begins so; there is {known}")),
-            _ => Err("several GPUs have UUIDs that begin so".to_owned()),
+            ([], Self::Index(index)) => Err(format!("there is no GPU {index}; there is {known}").into()),
+            ([], _) => Err(format!("no GPU has a UUID that begins so; there is {known}").into()),
+            _ => Err("several GPUs have UUIDs that begin so".to_owned().into()),
         }
     }
 }

@@ -18,6 +18,11 @@ impl Failure {
         Self { text, code }
     }
 
+    /// The same failure with another exit code.
+    pub(crate) fn coded(self, code: u8) -> Self {
+        Self { code, ..self }
+    }
+
     /// Prints the reason on standard error, if that is still open.
     pub(crate) fn report(&self) -> ExitCode {
         complain(&self.text);
@@ -33,7 +38,11 @@ impl From<String> for Failure {
 
 impl From<nvshare_admin::Error> for Failure {
     fn from(error: nvshare_admin::Error) -> Self {
-        error.to_string().into()
+        match error {
+            nvshare_admin::Error::NotFound(_) => format!("{error}; `nvshare-ctl doctor` says what to do"),
+            _ => error.to_string(),
+        }
+        .into()
     }
 }
 
@@ -68,4 +77,18 @@ pub(crate) fn print_line(text: &str) -> Done {
 /// Prints a value as JSON.
 pub(crate) fn print_json(value: &impl Serialize) -> Done {
     print_line(&serde_json::to_string_pretty(value).map_err(|error| error.to_string())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvshare_admin::Error;
+
+    #[test]
+    fn without_a_scheduler_doctor_is_named() {
+        let nobody = Failure::from(Error::NotFound(Vec::new())).coded(125);
+        assert!(nobody.text.ends_with("; `nvshare-ctl doctor` says what to do"), "{nobody:?}");
+        assert_eq!(nobody.code, 125);
+        assert_eq!(Failure::from(Error::Refused("no".to_owned())).text, "no");
+    }
 }

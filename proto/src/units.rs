@@ -18,6 +18,8 @@ pub const GIB: u64 = 1 << 30;
 pub const ACCEPTED_SIZES: &str = "8GiB, 8Gi, 8g, 8192m, 8388608k or a number of bytes";
 /// Forms that [`parse_quantum`] and [`parse_grace`] accept, for error messages.
 pub const ACCEPTED_QUANTA: &str = "seconds from 0.01 to 86400, fractions allowed";
+/// Forms that [`parse_rule`] accepts, for error messages.
+const ACCEPTED_RULES: &str = "seconds from 0.01 to 86400, fractions allowed, or auto";
 
 /// Smallest memory limit, and smallest memory for clients to fill: with less, no program gets anything done. A
 /// smaller number is most likely a size without its unit.
@@ -33,7 +35,7 @@ pub const MIN_SLEEP_AFTER: Duration = Duration::from_secs(1);
 
 /// The text is not a value of the expected kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a {what}; accepted: {accepted}")]
+#[error("{text:?} is not {} {what}; accepted: {accepted}", if what.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" })]
 pub struct ParseError {
     text: String,
     what: &'static str,
@@ -99,7 +101,7 @@ pub const DEFAULT_MAX_WAIT: Duration = Duration::from_secs(30);
 /// Reads a rule for quanta: seconds, `auto`, or `auto OVERHEAD MAX-WAIT` as in `auto 5% 30`.
 ///
 /// # Errors
-/// As [`parse_quantum`] and [`parse_overhead`].
+/// As [`parse_quantum`], [`parse_overhead`] and [`parse_max_wait`].
 pub fn parse_rule(text: &str) -> Result<QuantumRule, ParseError> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let auto = |overhead_ppm, wait: Duration| QuantumRule::Auto {
@@ -108,9 +110,19 @@ pub fn parse_rule(text: &str) -> Result<QuantumRule, ParseError> {
     };
     match words.as_slice() {
         ["auto"] => Ok(auto(DEFAULT_OVERHEAD_PPM, DEFAULT_MAX_WAIT)),
-        ["auto", overhead, wait] => Ok(auto(parse_overhead(overhead)?, parse_seconds(wait, "wait")?)),
-        _ => parse_quantum(text).map(|quantum| QuantumRule::Fixed { millis: quantum.as_millis() as u64 }),
+        ["auto", overhead, wait] => Ok(auto(parse_overhead(overhead)?, parse_max_wait(wait)?)),
+        _ => parse_quantum(text)
+            .map(|quantum| QuantumRule::Fixed { millis: quantum.as_millis() as u64 })
+            .map_err(|error| ParseError { accepted: ACCEPTED_RULES, ..error }),
     }
+}
+
+/// Reads the longest wait for a turn, in seconds with fractions.
+///
+/// # Errors
+/// As [`parse_quantum`].
+pub fn parse_max_wait(text: &str) -> Result<Duration, ParseError> {
+    parse_seconds(text, "longest wait")
 }
 
 /// Reads the time, in seconds with fractions, after which a client that does not answer is reported.
@@ -332,6 +344,19 @@ mod tests {
         }
         for text in ["", "Auto", "auto 5%", "auto 5% 0", "auto 0% 9", "auto 5% 9 9"] {
             assert!(parse_rule(text).is_err(), "{text}");
+        }
+        for (error, said) in [
+            (
+                parse_rule("abc").unwrap_err(),
+                "a quantum; accepted: seconds from 0.01 to 86400, fractions allowed, or auto",
+            ),
+            (
+                parse_max_wait("abc").unwrap_err(),
+                "a longest wait; accepted: seconds from 0.01 to 86400, fractions allowed",
+            ),
+            (parse_overhead("abc").unwrap_err(), "an overhead; accepted: 0.1% to 90%"),
+        ] {
+            assert_eq!(error.to_string(), format!("\"abc\" is not {said}"));
         }
     }
 

@@ -11,7 +11,7 @@ use std::path::{self, Path, PathBuf};
 use std::process::{self, Command};
 
 use clap::Args;
-use nvshare_admin::Scheduler;
+use nvshare_admin::{Error, Scheduler};
 use nvshare_proto::env::{
     COMPUTE_LIMIT, GANG, HAMI_POLICY, MEM_LIMIT, PRIORITY, RUN, SOCKET, WEIGHT, is_compute_limit,
     is_memory_limit,
@@ -38,31 +38,31 @@ pub(crate) struct Options {
     library: Library,
 
     /// Memory limit on each GPU for all processes of the program together: 4g, 512MiB. Replaces all memory limits of the environment
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_limit)]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_limit, allow_hyphen_values = true)]
     limit: Option<u64>,
 
     /// Weight against others: 1 to 10000, where 100 is usual; only an administrator may give more than 100
-    #[arg(long, value_name = "N", value_parser = units::parse_weight)]
+    #[arg(long, value_name = "N", value_parser = units::parse_weight, allow_negative_numbers = true)]
     weight: Option<u32>,
 
     /// Compute limit, in per cent of each GPU's time, of all the program's processes together. Replaces those of the environment
-    #[arg(long, value_name = "PERCENT", value_parser = units::parse_percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = units::parse_percent, allow_hyphen_values = true)]
     compute_limit: Option<u8>,
 
     /// How the compute limit is enforced: default (while others want the GPU), force (always) or disable
-    #[arg(long, value_name = "POLICY", value_parser = units::parse_enforcement)]
+    #[arg(long, value_name = "POLICY", value_parser = units::parse_enforcement, allow_negative_numbers = true)]
     compute_policy: Option<Enforcement>,
 
     /// low, normal or high; only an administrator may give high
-    #[arg(long, value_parser = units::parse_priority)]
+    #[arg(long, value_parser = units::parse_priority, allow_negative_numbers = true)]
     priority: Option<Priority>,
 
     /// Programs that name the same gang hold their GPUs together or not at all; NAME:N says how many processes there are
-    #[arg(long, value_name = "NAME", value_parser = units::parse_gang)]
+    #[arg(long, value_name = "NAME", value_parser = units::parse_gang, allow_negative_numbers = true)]
     gang: Option<GangName>,
 
     /// The program and its arguments; options of `run` come before it
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
@@ -92,7 +92,10 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
     if let Some(given) = options.needs() {
         let user = fs::metadata("/proc/self").map_err(|error| failed(format!("/proc/self: {error}")))?.uid();
         let request = AdminRequest::SetRunTerms { user, run, given };
-        Scheduler::usual().change(request).map_err(|error| failed(error.to_string()))?;
+        Scheduler::usual().change(request).map_err(|error| match error {
+            Error::NotAnAdministrator { .. } => failed(options.later()),
+            other => Failure::from(other).coded(FAILED),
+        })?;
     }
     if let Some(limit) = options.limit {
         forget(&mut command, is_memory_limit);
@@ -150,10 +153,32 @@ impl Options {
         }
     }
 
+    fn high_weight(&self) -> Option<u32> {
+        self.weight.filter(|&weight| weight > DEFAULT_WEIGHT)
+    }
+
+    fn high_priority(&self) -> Option<Priority> {
+        self.priority.filter(|&priority| priority > Priority::Normal)
+    }
+
+    /// How a user who is no administrator gets these settings for the program. The program itself must not run as root.
+    fn later(&self) -> String {
+        let weight = self.high_weight().map(|weight| ("--weight", format!("set-weight CLIENT {weight}")));
+        let priority = self.high_priority().map(|_| ("--priority", "set-priority CLIENT high".to_owned()));
+        let both = || [&weight, &priority].into_iter().flatten();
+        let options: Vec<&str> = both().map(|(option, _)| *option).collect();
+        let commands: Vec<String> =
+            both().map(|(_, command)| format!("`sudo nvshare-ctl {command}`")).collect();
+        format!(
+            "only an administrator may give more than the usual share: start without {}, then {}",
+            options.join(" and "),
+            commands.join(" and ")
+        )
+    }
+
     /// The settings that an administrator has to give.
     fn needs(&self) -> Option<TenantSettings> {
-        let weight = self.weight.filter(|&weight| weight > DEFAULT_WEIGHT);
-        let priority = self.priority.filter(|&priority| priority > Priority::Normal);
+        let (weight, priority) = (self.high_weight(), self.high_priority());
         (weight.is_some() || priority.is_some()).then_some(TenantSettings {
             weight,
             priority,
@@ -218,5 +243,55 @@ fn cannot_preload(file: &Path) -> Option<String> {
             Some(format!("{name} is a 32-bit program, or for another machine: it cannot load the library"))
         }
         Start::Dynamic | Start::Script(_) | Start::Unknown => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Parser, error::ErrorKind};
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(line: &str) -> Result<Options, clap::Error> {
+        Line::try_parse_from(line.split(' ')).map(|line| line.options)
+    }
+
+    #[test]
+    fn an_unknown_option_is_no_program() {
+        let wrong = parse("run --limt 8g -- true").unwrap_err();
+        assert_eq!((wrong.kind(), wrong.exit_code()), (ErrorKind::UnknownArgument, 2));
+        let wrong = parse("run --weight -1 -- true").unwrap_err().to_string();
+        assert!(wrong.contains("\"-1\" is not a weight"), "{wrong}");
+        for (line, command) in [
+            ("run --limit 8g true --limt -x", &["true", "--limt", "-x"][..]),
+            ("run true -- --limit 8g", &["true", "--", "--limit", "8g"]),
+            ("run -- -true --x", &["-true", "--x"]),
+        ] {
+            assert_eq!(parse(line).unwrap().command, command, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_user_is_told_who_gives_a_larger_share() {
+        for (line, said) in [
+            ("run --weight 200 x", "start without --weight, then `sudo nvshare-ctl set-weight CLIENT 200`"),
+            (
+                "run --weight 20 --priority high x",
+                "start without --priority, then `sudo nvshare-ctl set-priority CLIENT high`",
+            ),
+            (
+                "run --weight 200 --priority high x",
+                "start without --weight and --priority, then `sudo nvshare-ctl set-weight CLIENT 200` and \
+                 `sudo nvshare-ctl set-priority CLIENT high`",
+            ),
+        ] {
+            let later = parse(line).unwrap().later();
+            assert!(later.ends_with(&format!(": {said}")), "{later}");
+        }
     }
 }

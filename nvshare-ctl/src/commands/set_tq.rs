@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nvshare_admin::Scheduler;
-use nvshare_proto::units::{DEFAULT_MAX_WAIT, parse_overhead, parse_quantum, parse_rule};
+use nvshare_proto::units::{DEFAULT_MAX_WAIT, parse_max_wait, parse_overhead, parse_rule};
 use nvshare_proto::{AdminRequest, QuantumRule};
 
 use crate::gpu::Gpu;
@@ -21,7 +21,7 @@ pub(crate) struct Options {
     overhead: Option<u32>,
 
     /// With auto: longest wait for a turn, in seconds; this comes before the overhead [default: 30]
-    #[arg(long, value_name = "SECONDS", value_parser = parse_quantum)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_max_wait)]
     max_wait: Option<Duration>,
 
     /// Change this GPU only; its number, its UUID, or the first characters of its UUID

@@ -84,11 +84,56 @@ fn ask(scheduler: &Scheduler) -> Result<(Vec<Line>, Option<u64>), Failure> {
 }
 
 fn read(path: &Path) -> Result<Vec<Line>, Failure> {
-    let error = |text: String| format!("{}: {text}", path.display());
-    let text = fs::read_to_string(path).map_err(|why| error(why.to_string()))?;
-    let line = |(number, line): (usize, &str)| {
-        serde_json::from_str(line)
-            .map_err(|why| error(format!("line {} is no event of `watch --json`: {why}", number + 1)).into())
-    };
-    text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(line).collect()
+    let text = fs::read(path).map_err(|why| format!("{}: {why}", path.display()))?;
+    lines(&text).map_err(|text| format!("{}: {text}", path.display()).into())
+}
+
+/// The events in a file's text. The last line of a file that is still written may be incomplete, and is left out then.
+fn lines(text: &[u8]) -> Result<Vec<Line>, String> {
+    let mut events = Vec::new();
+    let mut rest = text.split_inclusive(|&byte| byte == b'\n').enumerate().peekable();
+    while let Some((number, line)) = rest.next() {
+        let is_cut = rest.peek().is_none() && !line.ends_with(b"\n");
+        match serde_json::from_slice(line) {
+            Ok(event) => events.push(event),
+            Err(_) if line.trim_ascii().is_empty() || is_cut && !events.is_empty() => {}
+            Err(_) => return Err(format!("line {} is no event of `watch --json`", number + 1)),
+        }
+    }
+    Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timeline::tests::story;
+
+    fn event(name: &str) -> String {
+        serde_json::to_string(&Line { name: Some(name.to_owned()), ..story()[0].clone() }).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_is_still_written_is_read() {
+        let event = event("ünknown");
+        let whole = format!("{event}\n\n{event}\n");
+        assert_eq!(lines(whole.as_bytes()).unwrap().len(), 2);
+        let in_a_character = event.find('ü').unwrap() + 1;
+        for end in [1, in_a_character, event.len() - 1] {
+            let cut = [whole.as_bytes(), &event.as_bytes()[..end]].concat();
+            assert_eq!(lines(&cut).unwrap().len(), 2, "{end}");
+        }
+        assert_eq!(lines(format!("{whole}{event}").as_bytes()).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_refused() {
+        let event = event("x");
+        let log = "2026-11-28T10:00:00Z INFO";
+        for (text, number) in
+            [(log.to_owned(), 1), (format!("{event}\n{log}\n"), 2), (format!("{log}\n{event}\n"), 1)]
+        {
+            let refused = format!("line {number} is no event of `watch --json`");
+            assert_eq!(lines(text.as_bytes()).unwrap_err(), refused, "{text}");
+        }
+    }
 }

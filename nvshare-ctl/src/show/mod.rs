@@ -209,7 +209,7 @@ fn holders_up(status: &Status, blocked: &ClientStatus) -> String {
         status.clients.iter().filter(is_in_the_way).map(|client| client.client.to_string()).collect();
     match stuck.as_slice() {
         [] => "others".to_owned(),
-        stuck => format!("client {} and others", stuck.join(", ")),
+        stuck => format!("{} and others", named(stuck)),
     }
 }
 
@@ -222,17 +222,24 @@ fn turn(status: &Status, client: &ClientStatus) -> Option<String> {
     let holders = match (holders.is_empty(), others.holders) {
         (true, 0) => "nobody holds it yet".to_owned(),
         (true, _) => "others hold it".to_owned(),
-        (false, 0) => format!("client {} holds it", holders.join(", ")),
-        (false, _) => format!("client {} and others hold it", holders.join(", ")),
+        (false, 0) if holders.len() == 1 => format!("{} holds it", named(&holders)),
+        (false, 0) => format!("{} hold it", named(&holders)),
+        (false, _) => format!("{} and others hold it", named(&holders)),
     };
     let place = gpu.waiters.iter().position(|&waiter| waiter == id)? + 1;
     // The number of other users' clients in between is not shown.
     let place = if others.waiters == 0 { format!(", number {place} in the queue") } else { String::new() };
-    Some(format!(
-        "client {id} waits for its turn on {}{place}: {holders}; a turn lasts {} s",
-        gpu_name(gpu),
-        seconds(gpu.quantum_ms)
-    ))
+    let length = if gpu.slices {
+        "turns are slices of 0.1 s at most".to_owned()
+    } else {
+        format!("a turn lasts {} s", seconds(gpu.quantum_ms))
+    };
+    Some(format!("client {id} waits for its turn on {}{place}: {holders}; {length}", gpu_name(gpu)))
+}
+
+/// Clients by their numbers: `client 1`, `clients 1, 2`.
+fn named(ids: &[String]) -> String {
+    format!("{} {}", if ids.len() == 1 { "client" } else { "clients" }, ids.join(", "))
 }
 
 #[cfg(test)]
@@ -258,6 +265,21 @@ mod tests {
         assert_eq!(quantum(&scheduler, &[]), "0.25 s");
         assert_eq!(quantum(&scheduler, &[auto.clone(), fixed]), "0.25 s");
         assert_eq!(quantum(&scheduler, &[auto.clone(), auto]), "auto");
+    }
+
+    #[test]
+    fn a_turn_that_a_client_waits_for_is_described() {
+        let clients = vec![crate::top::tests::client(2, ClientState::Waiting, 0, 0)];
+        let mut status = crate::top::tests::status(clients);
+        for (holders, slices, said) in [
+            (vec![], false, "nobody holds it yet; a turn lasts 30 s"),
+            (vec![1], false, "client 1 holds it; a turn lasts 30 s"),
+            (vec![3, 1], true, "clients 3, 1 hold it; turns are slices of 0.1 s at most"),
+        ] {
+            status.gpus[0] = GpuStatus { holders, slices, ..status.gpus[0].clone() };
+            let line = format!("client 2 waits for its turn on GPU 0, number 1 in the queue: {said}");
+            assert_eq!(reasons(&status), [line]);
+        }
     }
 
     #[test]

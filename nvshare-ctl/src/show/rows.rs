@@ -5,8 +5,8 @@ use std::time::Duration;
 use nvshare_admin::Status;
 use nvshare_proto::units::{Bytes, GIB, gib_per_second};
 use nvshare_proto::{
-    Amount, ClientState, ClientStatus, Enforcement, GpuStatus, ProcessInfo, QuantumRule, SeatStatus,
-    short_command,
+    Amount, ClientState, ClientStatus, Enforcement, GpuStatus, Priority, ProcessInfo, QuantumRule,
+    SeatStatus, short_command,
 };
 
 use super::table::{Column, Layout, NOTHING};
@@ -202,6 +202,17 @@ fn compute(client: &ClientStatus) -> Option<String> {
     })
 }
 
+/// A client's weight, and its priority if that is not the usual one. A client that is gone has no weight.
+fn weight(client: &ClientStatus) -> Option<String> {
+    let weight = client.share.weight;
+    let priority = match client.share.priority {
+        Priority::Low => " low",
+        Priority::Normal => "",
+        Priority::High => " high",
+    };
+    (weight > 0).then(|| format!("{weight}{priority}"))
+}
+
 /// The columns of clients and a row for each, with or without their counters.
 pub(crate) fn client_table(
     clients: &[ClientStatus],
@@ -237,7 +248,7 @@ fn state_cells(client: &ClientStatus, seats: &[SeatStatus], users: &mut Users) -
         or_nothing(limit.map(|limit| Bytes(limit).to_string())),
         Bytes(client.resident).to_string(),
         or_nothing((client.host_memory > 0).then(|| Bytes(client.host_memory).to_string())),
-        client.share.weight.to_string(),
+        or_nothing(weight(client)),
         or_nothing(compute(client)),
         client.pid.to_string(),
         or_nothing(process.and_then(|process| process.container.clone())),
@@ -320,6 +331,28 @@ mod tests {
                 assert_eq!((columns.last().unwrap().head, rows[0].len()), ("COMMAND", columns.len()));
                 assert_eq!(rows[0].last().unwrap(), &command_cell(&clients[0], &[], layout));
             }
+        }
+    }
+
+    #[test]
+    fn a_weight_is_shown_with_its_priority() {
+        let layout = Layout { wide: false, width: 80 };
+        let shown = |weight, priority| {
+            let mut clients = [1, 2].map(|id| client(id, ClientState::Running, 0, 0));
+            (clients[0].share.weight, clients[1].share.weight) = (100, weight);
+            clients[1].share.priority = priority;
+            let (columns, rows) = client_table(&clients, &[], layout, false);
+            let has_column = super::super::render(&columns, &rows, layout).contains("WEIGHT");
+            (rows[1][8].clone(), has_column)
+        };
+        for (weight, priority, cell, has_column) in [
+            (100, Priority::Normal, "100", false),
+            (0, Priority::Normal, NOTHING, false),
+            (50, Priority::Normal, "50", true),
+            (100, Priority::Low, "100 low", true),
+            (50, Priority::High, "50 high", true),
+        ] {
+            assert_eq!(shown(weight, priority), (cell.to_owned(), has_column));
         }
     }
 

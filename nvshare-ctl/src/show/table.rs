@@ -81,7 +81,7 @@ pub(crate) const NOTHING: &str = "-";
 pub(crate) fn render(columns: &[Column], rows: &[Vec<String>], layout: Layout) -> String {
     debug_assert!(rows.iter().all(|row| row.len() == columns.len()), "a cell for each column");
     let says = |i: usize| rows.iter().any(|row| row[i] != NOTHING);
-    let is_unusual = |i: usize, usual: &str| rows.iter().any(|row| row[i] != usual);
+    let is_unusual = |i: usize, usual: &str| rows.iter().any(|row| row[i] != usual && row[i] != NOTHING);
     let is_in_place = |i: usize| {
         layout.wide || !columns[i].wide || columns[i].usual.is_some_and(|usual| is_unusual(i, usual))
     };

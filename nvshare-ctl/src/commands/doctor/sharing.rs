@@ -2,10 +2,11 @@
 
 use std::env;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use nvshare_admin::{Scheduler, Told};
+use nvshare_admin::{Error, Scheduler, Told, Tried};
 use nvshare_proto::{EventKind, WatchFrom, env as names, paths};
 
 use super::report::Finding;
@@ -38,7 +39,8 @@ pub(super) fn scheduler(scheduler: &Scheduler, findings: &mut Vec<Finding>) -> O
     let status = match scheduler.status() {
         Ok(status) => status,
         Err(error) => {
-            let advice = "start one: sudo nvshare-scheduler, or systemctl start nvshare-scheduler; without, programs run as if alone";
+            let clients = names::path(names::SOCKET).unwrap_or_else(|| paths::SYSTEM_SOCKET.into());
+            let advice = advice(&error, &clients);
             findings.push(Finding::error("scheduler", error.to_string(), advice));
             return None;
         }
@@ -66,6 +68,28 @@ pub(super) fn scheduler(scheduler: &Scheduler, findings: &mut Vec<Finding>) -> O
     );
     findings.extend(rights_of(Path::new(paths::SYSTEM_SOCKET)));
     Some(status.scheduler.version)
+}
+
+/// How to reach a scheduler that could not be asked. The clients' socket is to be open to every user, and the administrators' one is not.
+fn advice(error: &Error, clients: &Path) -> String {
+    let is_denied = |tried: &Tried| tried.error.kind() == ErrorKind::PermissionDenied;
+    match error {
+        Error::Silent { .. } => "if it is stopped, sudo pkill -CONT -x nvshare-schedul lets it go on; \
+                                 otherwise sudo systemctl restart nvshare-scheduler"
+            .to_owned(),
+        Error::NotFound(tried) if tried.iter().any(|tried| is_denied(tried) && tried.path == clients) => {
+            let folder = clients.parent().unwrap_or(clients);
+            format!(
+                "open it, without that programs run as if alone: sudo chmod a+rx {}; sudo chmod a+rw {}",
+                folder.display(),
+                clients.display()
+            )
+        }
+        Error::NotFound(tried) if tried.iter().all(is_denied) => {
+            "ask as the user who started the scheduler (for root's, with sudo)".to_owned()
+        }
+        _ => "start one: sudo nvshare-scheduler, or systemctl start nvshare-scheduler; without, programs run as if alone".to_owned(),
+    }
 }
 
 /// Programs that were refused to share memory, of those that the scheduler's events still name. This user may not be allowed to read them.
@@ -138,6 +162,25 @@ pub(super) fn environment(findings: &mut Vec<Finding>) {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn the_advice_is_for_the_reason_why_no_scheduler_answers() {
+        let tried = |path: &str, kind: ErrorKind| Tried { path: path.into(), error: kind.into() };
+        let (denied, none) = (ErrorKind::PermissionDenied, ErrorKind::NotFound);
+        for (error, advised) in [
+            (Error::NotFound(vec![tried("/n/admin", none), tried("/n/clients", none)]), "start one: "),
+            (Error::NotFound(vec![tried("/n/admin", denied), tried("/n/clients", none)]), "start one: "),
+            (
+                Error::NotFound(vec![tried("/n/admin", denied), tried("/n/clients", denied)]),
+                "sudo chmod a+rx /n; sudo chmod a+rw /n/clients",
+            ),
+            (Error::NotFound(vec![tried("/n/admin", denied)]), "ask as the user who started"),
+            (Error::Silent { socket: "/n/clients".into(), seconds: 5 }, "pkill -CONT -x nvshare-schedul"),
+        ] {
+            let said = advice(&error, Path::new("/n/clients"));
+            assert!(said.contains(advised), "{error}: {said}");
+        }
+    }
 
     #[test]
     fn sockets_that_are_not_open_to_everybody() {
