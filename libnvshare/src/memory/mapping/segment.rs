@@ -12,8 +12,8 @@ use crate::driver::types::CUresult;
 use crate::work::contexts::Context;
 use crate::work::life::Gone;
 
-/// Bytes behind each segment at which there is nothing else. Segments that lay side by side would be one range of slots, and the driver
-/// refuses a copy that spans two ranges which were page-locked one by one (measured).
+/// Bytes behind each segment at which there is nothing else. Segments that lay side by side would be one range of slots. The driver
+/// refuses a copy that spans two ranges, if each was page-locked by itself (measured).
 const GUARD: usize = 4096;
 
 /// Threads that prefault a segment, at most.
