@@ -15,6 +15,7 @@ use crate::memory::backing::{AllocationRequest, Work};
 use crate::memory::devices::Device;
 use crate::memory::{deferred_free, free};
 use crate::process::lock::lock;
+use crate::work::contexts::Context;
 
 /// # Safety
 /// As for the driver's function.
@@ -61,11 +62,30 @@ pub(crate) unsafe fn alloc_v1(
     unsafe { answer(made.map(|base| base as CUdeviceptrV1), place) }
 }
 
-/// The pitch that the driver chooses for a width. The first call allocates a single row to find out; the result is kept, as
-/// freeing the row waits for the device. `None`: the list of known pitches is full.
+/// Frees plain memory that no work has used, without a wait for the program's work: `cuMemFree` would wait for that of the whole device
+/// (measured; in the order of an idle stream it does not).
+fn free_unused(context: &Context, base: CUdeviceptr) {
+    let in_order = |stream| {
+        // SAFETY: memory of the caller's, which nothing uses; a stream of the context, which is current.
+        functions::cuMemFreeAsync
+            .get()
+            .map_or(Err(CUresult::NOT_SUPPORTED), |free| unsafe { free(base, stream) }.ok())
+    };
+    let freed = context.with(|| context.begin_move(in_order));
+    if !matches!(freed, Ok(Ok(())))
+        && let Some(free) = functions::cuMemFree_v2.get()
+    {
+        // SAFETY: memory of the caller's, which has not been freed.
+        unsafe { free(base) };
+    }
+}
+
+/// The pitch that the driver chooses for a width. The first call allocates a single row to find out; the result is kept. `None`: the list
+/// of known pitches is full.
 fn pitch_of(
     real: signatures::cuMemAllocPitch_v2,
     device: &Device,
+    context: &Context,
     width: usize,
     element: c_uint,
 ) -> Result<Option<usize>, CUresult> {
@@ -82,10 +102,7 @@ fn pitch_of(
     let (mut row, mut pitch) = (0, 0);
     // SAFETY: places for both answers, and values.
     unsafe { real(&raw mut row, &raw mut pitch, width, 1, element) }.ok()?;
-    if let Some(free) = functions::cuMemFree_v2.get() {
-        // SAFETY: what was allocated above.
-        unsafe { free(row) };
-    }
+    free_unused(context, row);
     known().insert(key, pitch);
     Ok(Some(pitch))
 }
@@ -105,7 +122,7 @@ pub(crate) unsafe fn alloc_pitch(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, pitch, width, height, element) };
     };
-    let known_pitch = match pitch_of(real, device, width, element) {
+    let known_pitch = match pitch_of(real, device, &context, width, element) {
         Ok(pitch) => pitch,
         Err(error) => return error,
     };

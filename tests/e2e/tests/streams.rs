@@ -13,6 +13,7 @@ nvshare_harness::with_both_memories! {
     legacy_wait
     memory_of_a_pool_is_not_brought_behind_a_host_function
     memory_freed_in_stream_order_holds_no_allocation_up
+    rows_of_a_new_width_wait_for_no_work
     what_was_freed_in_stream_order_is_allocated_again_beside_work
     attributes_of_memory_end_with_its_free
     an_allocation_that_can_never_be_is_refused_beside_frees
@@ -79,6 +80,13 @@ fn legacy_wait_for(memory: &str, turns: u64) {
 
 fn memory_of_a_pool_is_not_brought_behind_a_host_function(memory: &str) {
     in_turns(memory, "pool_beside_host_function", &[], 5);
+}
+
+fn rows_of_a_new_width_wait_for_no_work(memory: &str) {
+    Program::guest(&World::with_memory(memory, CARD), "pitch_beside_host_function", &[])
+        .start()
+        .finish()
+        .passed();
 }
 
 fn memory_freed_in_stream_order_holds_no_allocation_up(memory: &str) {
