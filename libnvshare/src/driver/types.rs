@@ -17,6 +17,7 @@ impl CUresult {
     pub(crate) const SUCCESS: Self = Self(0);
     pub(crate) const INVALID_VALUE: Self = Self(1);
     pub(crate) const OUT_OF_MEMORY: Self = Self(2);
+    pub(crate) const NOT_INITIALIZED: Self = Self(3);
     pub(crate) const DEINITIALIZED: Self = Self(4);
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);

@@ -60,7 +60,12 @@ extern "C" fn find_and_wait(slot: &AtomicPtr<()>) -> *const () {
     let known = slot.load(Ordering::Acquire);
     let function = if known.is_null() { find(slot) } else { known };
     door::wait_while_closed();
-    function
+    if door::is_closed_for_good() { refuse_in_child as *const () } else { function }
+}
+
+/// The driver's answer in a forked child.
+extern "C" fn refuse_in_child() -> CUresult {
+    CUresult::NOT_INITIALIZED
 }
 
 /// The function of a slot: the next one that the program would be linked to. That is the driver's, or that of another library which stands

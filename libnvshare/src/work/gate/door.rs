@@ -146,14 +146,14 @@ impl Drop for Waiter {
     }
 }
 
-/// Waits while the door is closed. False: it is closed and this thread does not wait, since it is one of the library's, or the driver
-/// has shut down.
+/// Waits while the door is closed. False: it is closed and this thread does not wait. It is one of the library's or of a forked
+/// child, or the driver has shut down.
 #[cold]
 fn wait() -> bool {
     /// How often a thread that waits while the process exits looks whether the driver has shut down.
     const LOOK: Duration = Duration::from_millis(1);
     // The driver may call itself by its exported names, which are the hooks.
-    if threads::is_own() {
+    if threads::is_own() || lifecycle::is_forked() {
         return false;
     }
     // SAFETY: the thread's own place.
@@ -210,7 +210,13 @@ pub(crate) fn has_nobody_inside() -> bool {
     slots::all().all(Slot::has_no_call)
 }
 
-/// Takes the door away, in a forked child.
+/// Takes the door away, in a forked child, where the driver's functions fail. In the child of a process that was off the card one of them
+/// would end it (`cuEventQuery`, measured). There the door stays closed, and thunks [refuse](is_closed_for_good).
 pub(super) fn after_fork_in_child() {
-    WORD.store(NONE, Ordering::SeqCst);
+    let _ = WORD.compare_exchange(OPEN, NONE, Ordering::SeqCst, Ordering::SeqCst);
+}
+
+/// Whether this is the child of a process that was off the card: nobody opens the door.
+pub(crate) fn is_closed_for_good() -> bool {
+    lifecycle::is_forked() && WORD.load(Ordering::SeqCst) == CLOSED
 }
