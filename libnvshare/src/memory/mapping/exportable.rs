@@ -26,7 +26,14 @@ fn least_piece(span: u64, most: usize) -> u64 {
 fn least_of(chunks: &[Chunk], most: usize) -> u64 {
     let done = chunks.iter().filter(|chunk| chunk.exportable).count();
     let left = || chunks.iter().filter(|chunk| !chunk.exportable).map(|chunk| chunk.bytes);
-    least_piece(left().sum(), most.saturating_sub(done)).max(left().max().unwrap_or(0))
+    let most = most.min(passing::MAX_DESCRIPTORS).saturating_sub(done);
+    least_piece(left().sum(), most).max(left().max().unwrap_or(0))
+}
+
+/// Whether the chunks that have been exchanged are too many: no message has room for the descriptors of them and of the others.
+fn are_too_many(chunks: &[Chunk], most: usize) -> bool {
+    let done = chunks.iter().filter(|chunk| chunk.exportable).count();
+    done > passing::MAX_DESCRIPTORS || done < chunks.len() && done >= most.min(passing::MAX_DESCRIPTORS)
 }
 
 /// The next smaller size of new chunks.
@@ -66,9 +73,11 @@ struct Part<'a> {
 }
 
 impl Mapped {
-    /// Whether each part of the allocation has such memory. A part that is not on the card has none.
+    /// Whether each part of the allocation has such memory, and a message has room for their descriptors. A part that is not on the card
+    /// has none.
     pub(in crate::memory) fn is_exportable(&self) -> bool {
-        self.lock().iter().all(|chunk| chunk.exportable)
+        let chunks = self.lock();
+        chunks.len() <= passing::MAX_DESCRIPTORS && chunks.iter().all(|chunk| chunk.exportable)
     }
 
     /// Whether the memory behind chunks that come back is such memory.
@@ -103,8 +112,10 @@ impl Mapped {
         if chunks.iter().any(|chunk| chunk.moving || chunk.physical.is_none()) {
             return Err(CUresult::NOT_READY);
         }
-        // From here on, memory that comes back is such memory.
-        self.is_shared.store(true, Ordering::Relaxed);
+        // Such as came back one by one are exchanged for fewer.
+        if are_too_many(&chunks, most) {
+            chunks.iter_mut().for_each(|chunk| chunk.exportable = false);
+        }
         // An exchange that failed may have done a part of them.
         let span = chunks.iter().filter(|chunk| !chunk.exportable).map(|chunk| chunk.bytes).sum();
         let least = least_of(&chunks, most);
@@ -137,6 +148,8 @@ impl Mapped {
             }
             from += 1;
         }
+        // From here on, memory that comes back is such memory. Not before: it comes back in as many parts as there are.
+        self.is_shared.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -247,6 +260,13 @@ mod tests {
             [chunk(done, true)].into_iter().chain(left).collect::<Vec<_>>()
         };
         assert_eq!(least_of(&chunks(320, 32, 54), 64) / MIB, 32);
+        let many = |done| {
+            (0..done).map(|_| chunk(32, true)).chain((0..64).map(|_| chunk(32, false))).collect::<Vec<_>>()
+        };
+        assert_eq!(least_of(&many(48), 512) / MIB, 128, "what is left has 16 parts");
+        assert!(!are_too_many(&many(48), 512) && are_too_many(&many(64), 512) && are_too_many(&many(48), 48));
+        let done = |count| (0..count).map(|_| chunk(32, true)).collect::<Vec<_>>();
+        assert!(!are_too_many(&done(64), 512) && are_too_many(&done(65), 512) && !are_too_many(&done(3), 3));
         assert_eq!(least_of(&chunks(320, 32, 54), 3) / MIB, 864);
         assert_eq!(least_of(&chunks(320, 32, 54), 1) / MIB, 54 * 32);
         assert_eq!(
