@@ -61,6 +61,21 @@ static void run_elsewhere(uint64_t at, struct handle later, size_t bytes, uint32
     holds_in_each_word(too, bytes, word + 1);
 }
 
+/* What else is asked about memory of another process says the same as its range, and it has no handle of its own (measured on an H200). */
+static void agrees_with(uint64_t at, uint64_t begin, size_t bytes) {
+    int which[3] = {1, 11, 12}, here[2] = {1, 0};
+    uint64_t said[3], access = 7, handle;
+    void *places[3] = {&said[0], &said[1], &said[2]};
+    for (int i = 0; i < 3; i++) CHECK(FN(cuPointerGetAttribute)(&said[i], which[i], at));
+    EXPECT(said[0] == (uint64_t)context && said[1] == begin && said[2] == bytes);
+    memset(said, 0, sizeof said);
+    CHECK(FN(cuPointerGetAttributes)(3, which, places, at));
+    EXPECT(said[0] == (uint64_t)context && said[1] == begin && said[2] == bytes);
+    CHECK(FN(cuMemGetAccess)(&access, here, at));
+    EXPECT(access == 0);
+    EXPECT(FN(cuMemRetainAllocationHandle)(&handle, at) == 1);
+}
+
 static struct result obey(struct order *o) {
     struct result r = {0};
     r.at = o->at;
@@ -76,7 +91,10 @@ static struct result obey(struct order *o) {
     case GIVE: r.result = give(&r.handle, o->at); break;
     case FREE: r.result = FN(cuMemFree_v2)(o->at); break;
     case ALLOC: r.at = alloc(o->bytes); r.result = FN(cuMemsetD32_v2)(r.at, o->flags, o->bytes / 4); FN(cuCtxSynchronize)(); break;
-    case RANGE: r.result = FN(cuMemGetAddressRange_v2)(&r.at, &r.bytes, o->at); break;
+    case RANGE:
+        r.result = FN(cuMemGetAddressRange_v2)(&r.at, &r.bytes, o->at);
+        if (!r.result) agrees_with(o->at, r.at, r.bytes);
+        break;
     case HOLD: let_wait(1, NULL); break;
     case LET_GO: ready = 1; r.result = FN(cuCtxSynchronize)(); break;
     case COPY_ELSEWHERE: copy_elsewhere(o->at, o->bytes, o->flags); break;

@@ -116,6 +116,10 @@ pub(crate) unsafe fn get_handle_for_range(
         unsafe { real(handle, base, size, kind, flags) }
     };
     let bytes = size as u64;
+    // The driver gives none of memory of another process (measured).
+    if imports::range_of(base).is_some() {
+        return CUresult::INVALID_VALUE;
+    }
     let allocated = allocations::mapped_at(base);
     if callbacks::are_running() || allocated.is_none() && !physical::is_in(base, bytes) {
         let result = call();

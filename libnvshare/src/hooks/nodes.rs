@@ -12,7 +12,7 @@ use super::{copies, graphs};
 use crate::driver;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUcontext, CUdeviceptr, CUgraph, CUgraphExec, CUresult};
-use crate::memory::allocations;
+use crate::memory::{allocations, imports};
 
 /// `CUgraphNodeParams`, which has 256 bytes; some are left as they are.
 type Params = [MaybeUninit<u64>; 32];
@@ -30,7 +30,8 @@ const CONTEXT: usize = 7;
 /// The context in which a fill runs, for the one that is named.
 fn context_for(address: CUdeviceptr, named: CUcontext) -> CUcontext {
     let allocation = allocations::mapped_at(address).filter(|allocation| allocation.asked().is_some());
-    allocation.map_or(named, |allocation| allocation.context.handle())
+    let context = allocation.map(|allocation| allocation.context.handle());
+    context.or_else(|| imports::context_of(address)).unwrap_or(named)
 }
 
 /// The address that `CUDA_MEMSET_NODE_PARAMS` begin with.

@@ -67,6 +67,16 @@ pub(crate) fn are_prompt(pointers: &[CUdeviceptr]) -> bool {
     })
 }
 
+/// The answer about memory of another process that the program has opened. The driver's is about the library's mapping.
+fn value_of_opened(pointer: CUdeviceptr, attribute: c_int) -> Option<u64> {
+    match attribute {
+        mapped::CONTEXT => imports::context_of(pointer).map(|context| context.0 as u64),
+        mapped::RANGE_START_ADDR => imports::range_of(pointer).map(|(begin, _)| begin),
+        mapped::RANGE_SIZE => imports::range_of(pointer).map(|(_, bytes)| bytes),
+        _ => None,
+    }
+}
+
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn get_attribute(
@@ -89,6 +99,11 @@ pub(crate) unsafe fn get_attribute(
     // SAFETY: the caller's arguments.
     let result = unsafe { real(data, attribute, pointer) };
     if result != CUresult::SUCCESS {
+        return result;
+    }
+    if let Some(value) = value_of_opened(pointer, attribute) {
+        // SAFETY: the driver wrote an answer of as many bytes.
+        unsafe { data.cast::<u64>().write_unaligned(value) };
         return result;
     }
     // SAFETY: the driver wrote an answer of the attribute's size.
@@ -124,7 +139,21 @@ pub(crate) unsafe fn get_attributes(
         // SAFETY: the driver has read this many of both, and writes an answer of each attribute's size.
         return unsafe { mapped.overwrite(count as usize, attributes, data, result) };
     }
-    if result != CUresult::SUCCESS || attributes.is_null() || data.is_null() || !is_in_disguise(pointer) {
+    if result != CUresult::SUCCESS || attributes.is_null() || data.is_null() {
+        return result;
+    }
+    if imports::range_of(pointer).is_some() {
+        for i in 0..count as usize {
+            // SAFETY: the driver accepted this many of both, and wrote an answer of as many bytes.
+            unsafe {
+                if let Some(value) = value_of_opened(pointer, *attributes.add(i)) {
+                    (*data.add(i)).cast::<u64>().write_unaligned(value);
+                }
+            }
+        }
+        return result;
+    }
+    if !is_in_disguise(pointer) {
         return result;
     }
     for i in 0..count as usize {
@@ -210,7 +239,7 @@ pub(crate) unsafe fn get_address_range(
     CUresult::SUCCESS
 }
 
-/// `cuMemGetAccess`. For memory of `cuMemAlloc`, the driver says that no access was given to it (measured).
+/// `cuMemGetAccess`. For memory of `cuMemAlloc`, also of another process, the driver says that no access was given to it (measured).
 ///
 /// # Safety
 /// As for the driver's function.
@@ -220,13 +249,18 @@ pub(crate) unsafe fn get_access(
     location: *const c_void,
     pointer: CUdeviceptr,
 ) -> CUresult {
-    let attributes =
-        (!flags.is_null() && !location.is_null()).then(|| mapped::attributes_of(pointer)).flatten();
-    let Some(attributes) = attributes else {
+    let is_asked = !flags.is_null() && !location.is_null();
+    let access = is_asked.then(|| {
+        // SAFETY: not null: the caller's location.
+        let location = unsafe { location.cast::<CUmemLocation>().read_unaligned() };
+        let mapped = mapped::attributes_of(pointer).map(|mapped| mapped.access_of(location));
+        mapped.or_else(|| imports::range_of(pointer).map(|_| 0))
+    });
+    let Some(access) = access.flatten() else {
         // SAFETY: the caller's arguments.
         return unsafe { real(flags, location, pointer) };
     };
-    // SAFETY: neither is null; the caller's location, and where the driver would write.
-    unsafe { *flags = attributes.access_of(*location.cast::<CUmemLocation>()) };
+    // SAFETY: not null, and where the driver would write.
+    unsafe { *flags = access };
     CUresult::SUCCESS
 }

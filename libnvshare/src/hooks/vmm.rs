@@ -13,9 +13,9 @@ use nvshare_proto::MemoryMode;
 use super::target::{answer, device_of_properties, pass_gate_for_addresses};
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUresult};
-use crate::memory::allocations;
 use crate::memory::charge::charged;
 use crate::memory::physical::{self, Access, Handle, drivers};
+use crate::memory::{allocations, imports};
 use crate::work::callbacks;
 pub(crate) use handles::{
     bind, bind_endpoint, bind_endpoint_range, bind_range, bind_range_v2, bind_v2, export, export_pointer,
@@ -186,8 +186,9 @@ pub(crate) unsafe fn retain(
     handle: *mut Handle,
     address: *mut c_void,
 ) -> CUresult {
-    // Memory of `cuMemAlloc` has no such handle, and memory that a handle holds could not leave the card.
-    if allocations::mapped_at(address as CUdeviceptr).is_some() {
+    // Memory of `cuMemAlloc`, also of another process, has no such handle. Memory that a handle holds could not leave the card.
+    let address_of = address as CUdeviceptr;
+    if allocations::mapped_at(address_of).is_some() || imports::range_of(address_of).is_some() {
         return CUresult::INVALID_VALUE;
     }
     if !handle.is_null()

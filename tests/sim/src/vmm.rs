@@ -202,7 +202,13 @@ impl Process {
 
     pub(crate) fn access(&self, address: u64, card: usize) -> Result<u64, Failure> {
         let tables = self.tables();
-        let (_, mapping) = tables.vmm.mapping(address).ok_or(INVALID_VALUE)?;
+        let Some((_, mapping)) = tables.vmm.mapping(address) else {
+            drop(tables);
+            // None was given to memory of `cuMemAlloc`, also of another process (measured on an H200).
+            return self
+                .find(address, 1)
+                .and_then(|found| if found.allocation.managed { Err(INVALID_VALUE) } else { Ok(0) });
+        };
         Ok(mapping.access.get(&card).copied().unwrap_or(0))
     }
 

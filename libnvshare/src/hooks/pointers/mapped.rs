@@ -14,7 +14,7 @@ use crate::memory::sharing;
 mod attribute {
     use std::ffi::c_int;
 
-    pub(super) const CONTEXT: c_int = 1;
+    pub(in super::super) const CONTEXT: c_int = 1;
     pub(super) const MEMORY_TYPE: c_int = 2;
     pub(super) const DEVICE_POINTER: c_int = 3;
     pub(super) const HOST_POINTER: c_int = 4;
@@ -23,8 +23,8 @@ mod attribute {
     pub(super) const IS_MANAGED: c_int = 8;
     pub(super) const DEVICE_ORDINAL: c_int = 9;
     pub(super) const IS_LEGACY_CUDA_IPC_CAPABLE: c_int = 10;
-    pub(super) const RANGE_START_ADDR: c_int = 11;
-    pub(super) const RANGE_SIZE: c_int = 12;
+    pub(in super::super) const RANGE_START_ADDR: c_int = 11;
+    pub(in super::super) const RANGE_SIZE: c_int = 12;
     pub(super) const MAPPED: c_int = 13;
     pub(super) const ALLOWED_HANDLE_TYPES: c_int = 14;
     pub(super) const IS_GPU_DIRECT_RDMA_CAPABLE: c_int = 15;
@@ -35,6 +35,8 @@ mod attribute {
     pub(super) const MEMORY_BLOCK_ID: c_int = 20;
     pub(super) const IS_HW_DECOMPRESS_CAPABLE: c_int = 21;
 }
+
+pub(super) use attribute::{CONTEXT, RANGE_SIZE, RANGE_START_ADDR};
 
 const DEVICE_MEMORY: c_uint = 2;
 const READ_AND_WRITE: c_int = 3;

@@ -210,6 +210,12 @@ unsafe fn attribute_of(place: *mut c_void, attribute: c_int, address: u64) -> c_
             give(place.cast::<c_uint>(), Ok(allocation.attributes.synchronous.load(Ordering::Relaxed)))
         },
         (7, Ok(allocation)) => unsafe { give(place.cast::<u64>(), Ok(allocation.attributes.id)) },
+        // Memory of another process is of the context in which it was opened.
+        (1, Ok(allocation)) if p.tables().shared.is_of_another(allocation.base) => unsafe {
+            give(place.cast::<u64>(), Ok(p.current_handle() as u64))
+        },
+        (11, Ok(allocation)) => unsafe { give(place.cast::<u64>(), Ok(allocation.base)) },
+        (12, Ok(allocation)) => unsafe { give(place.cast::<u64>(), Ok(allocation.bytes())) },
         (9, Ok(allocation)) => unsafe { give(place.cast::<c_uint>(), Ok(allocation.gpu as c_uint)) },
         (8, Ok(allocation)) => unsafe { give(place.cast::<c_uint>(), Ok(c_uint::from(allocation.managed))) },
         _ => INVALID_VALUE,
