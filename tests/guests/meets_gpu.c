@@ -1,4 +1,4 @@
-/* Comes to a second GPU in a way (argument) that names no memory and no stream of it: by its default `stream`, or by a `pool` of it. */
+/* Comes to a second GPU in a way (argument) that names no memory and no stream of it: by its default `stream`, by a new `context` there, or by a `pool` of it. */
 #include "guest.h"
 
 int main(int argc, char **argv) {
@@ -17,6 +17,12 @@ int main(int argc, char **argv) {
     if (!strcmp(argv[1], "stream")) {
         CHECK(FN(cuCtxSetCurrent)(contexts[1]));
         step_function = functions[1];
+        CHECK(launch(0, 0, 100, NULL));
+        CHECK(FN(cuCtxSynchronize)());
+    } else if (!strcmp(argv[1], "context")) {
+        void *own;
+        CHECK(FN(cuCtxCreate_v2)(&own, 0, 1));
+        load_kernel();
         CHECK(launch(0, 0, 100, NULL));
         CHECK(FN(cuCtxSynchronize)());
     } else {

@@ -45,6 +45,7 @@ unsafe fn made(result: CUresult, place: *mut CUcontext, device: CUdevice) -> CUr
     if result == CUresult::SUCCESS && !place.is_null() {
         // SAFETY: the driver wrote it.
         contexts::learn(unsafe { *place }, device);
+        gate::note_other_context();
     }
     result
 }

@@ -133,7 +133,7 @@ fn an_allocation_on_a_stream_is_on_its_gpu(memory: &str) {
 }
 
 fn a_gpu_is_used_whatever_comes_to_it_first(memory: &str) {
-    for way in ["stream", "pool"] {
+    for way in ["stream", "context", "pool"] {
         let world = World::with_memory(memory, TWO_CARDS);
         let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
         let guest = Program::guest(&world, "meets_gpu", &[way]).until_told().start();
