@@ -81,8 +81,6 @@ impl Moving for Managed {
         for allocation in allocations::of_device(device.ordinal) {
             while moved < wanted {
                 contexts::let_them_end(|| false);
-                // Another thread, or another process of the control group, takes of it as well.
-                host = host.min(host_memory::room());
                 let piece = match evict_piece(&allocation, wanted - moved, &mut host, device) {
                     Ok(piece) => piece,
                     Err(Stop::Failed(error)) => {
@@ -203,6 +201,10 @@ fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &De
     let mut residency = allocation.residency();
     if !allocation.is_movable() || allocation.kind == Kind::Mapped || allocation.size < SMALLEST_EVICTED {
         return Ok(0);
+    }
+    if residency.resident_bytes() > 0 {
+        // Another thread, or another process of the control group, takes of it as well.
+        *host = (*host).min(host_memory::room());
     }
     let Some(piece) = residency.next_out(wanted, *host) else { return Ok(0) };
     let Piece { from, fresh, .. } = piece;
