@@ -211,7 +211,7 @@ pub(crate) fn has_nobody_inside() -> bool {
 }
 
 /// Takes the door away, in a forked child, where the driver's functions fail. In the child of a process that was off the card one of them
-/// would end it (`cuEventQuery`, measured). There the door stays closed, and thunks [refuse](is_closed_for_good).
+/// would end it (`cuEventQuery`, measured). There the door stays closed, and the thunks of such functions [refuse](is_closed_for_good).
 pub(super) fn after_fork_in_child() {
     let _ = WORD.compare_exchange(OPEN, NONE, Ordering::SeqCst, Ordering::SeqCst);
 }
