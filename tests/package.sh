@@ -159,13 +159,14 @@ in_root dpkg --remove nvshare >"$root/out/dpkg.log" 2>&1 || { cat "$root/out/dpk
 [ ! -e "$root/usr/bin/nvshare-scheduler" ] && [ ! -e "$root/usr/lib/nvshare" ] || fail 'programs are left'
 [ -s "$root/etc/nvshare/config.toml" ] || fail 'the configuration went without a purge'
 alive
+kill -TERM "$pid"
+wait "$pid" || fail 'the scheduler ends badly'
+alive
 touch "$root/out/stop"
 for entry in "${jobs[@]}"; do
     wait "${entry%% *}" || fail "${entry#* } ended badly: $(cat "$root/out/${entry#* }.log")"
     grep -q '"wrong_words":0' "$root/out/${entry#* }.out" || fail "${entry#* }: $(cat "$root/out/${entry#* }.out")"
 done
-kill -TERM "$pid"
-wait "$pid" || fail 'the scheduler ends badly'
 in_root dpkg --purge nvshare >"$root/out/dpkg.log" 2>&1 || { cat "$root/out/dpkg.log"; fail 'purge'; }
 left=$(find "$root"/{etc,var/lib,usr,run} -name '*nvshare*' -not -path '*/dpkg/*' -not -path '*/deb-systemd-helper*')
 [ -z "$left" ] || fail "left by purge: $left"

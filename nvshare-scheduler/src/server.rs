@@ -81,7 +81,8 @@ pub async fn run(
     let core_task = CoreTask::new(setup, nvml, recorder, host.clone(), commands.clone());
     let mut core_task = tokio::spawn(core_task.run(received));
     // Clients' descriptors must leave some for administrators.
-    let clients = Shared::new(commands, Some(Bounds::new(places.clients, descriptions)), journal, host);
+    let bounds = Bounds::new(places.clients, descriptions);
+    let clients = Shared::new(commands, Some(Arc::clone(&bounds)), journal, host);
     let admins = Shared { bounds: None, ..clients.clone() };
     tokio::pin!(shutdown);
     let mut look_after = tokio::time::interval(LOOK_AFTER_SOCKETS);
@@ -115,6 +116,9 @@ pub async fn run(
         }
     }
     core_task.abort();
+    if bounds.has_any_taken() {
+        sockets.leave_to_next();
+    }
     Ok(())
 }
 

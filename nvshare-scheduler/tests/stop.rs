@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_proto::codec::Frames;
-use nvshare_proto::{AdminRequest, Reply, Request};
+use nvshare_proto::pace::RECONNECT_EVERY;
+use nvshare_proto::{
+    AdminRequest, ClientMessage, GpuUuid, Register, Reply, Request, SchedulerMessage, Usage,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::UnixStream;
 use tokio::time::sleep;
@@ -26,26 +29,29 @@ struct World {
 
 type Connection = Framed<UnixStream, Frames<Reply, Request>>;
 
+/// Starts a scheduler with all its files in a folder.
+fn start(folder: &Path) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_nvshare-scheduler"))
+        .args(["--gpu-memory", "1GiB"])
+        .arg("--socket")
+        .arg(folder.join("s"))
+        .arg("--admin-socket")
+        .arg(folder.join("admin/a"))
+        .arg("--config")
+        .arg(folder.join("config.toml"))
+        .arg("--gpu-descriptions")
+        .arg(folder.join("gpus"))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
 impl World {
     fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("nvshare-{name}-{}", std::process::id()));
         fs::create_dir_all(folder.join("gpus")).unwrap();
-        let config = folder.join("config.toml");
-        fs::write(&config, "").unwrap();
-        let scheduler = Command::new(env!("CARGO_BIN_EXE_nvshare-scheduler"))
-            .args(["--gpu-memory", "1GiB"])
-            .arg("--socket")
-            .arg(folder.join("s"))
-            .arg("--admin-socket")
-            .arg(folder.join("admin/a"))
-            .arg("--config")
-            .arg(&config)
-            .arg("--gpu-descriptions")
-            .arg(folder.join("gpus"))
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        Self { folder, scheduler, begin: Instant::now() }
+        fs::write(folder.join("config.toml"), "").unwrap();
+        Self { scheduler: start(&folder), folder, begin: Instant::now() }
     }
 
     async fn connect(&self, socket: &str) -> Connection {
@@ -75,7 +81,7 @@ impl World {
     }
 
     /// How long the scheduler takes to stop when it is told to; none: it does not, or fails.
-    async fn stop(mut self) -> Option<Duration> {
+    async fn stop(&mut self) -> Option<Duration> {
         kill_process(Pid::from_child(&self.scheduler), Signal::TERM).unwrap();
         let begin = Instant::now();
         let ended = loop {
@@ -86,12 +92,32 @@ impl World {
             }
         };
         let took = begin.elapsed();
-        if ended.is_none() {
-            self.scheduler.kill().unwrap();
-            self.scheduler.wait().unwrap();
-        }
-        fs::remove_dir_all(&self.folder).unwrap();
         ended.is_some_and(|status| status.success()).then_some(took)
+    }
+}
+
+/// The time until a process that nobody knows is granted the lock at its first scheduler.
+async fn join(connection: &mut Connection) -> Duration {
+    let begin = Instant::now();
+    let usage =
+        Usage { gpu: GpuUuid([9; 16]), total: 1 << 30, limit: 0, allocated: 0, absent: 0, immovable: 0 };
+    let register = Register { usage: vec![usage], ..Register::newcomer(1, "x") };
+    connection.send(Request::Register(register)).await.unwrap();
+    connection.send(Request::Client(ClientMessage::ReqLock)).await.unwrap();
+    loop {
+        let reply = connection.next().await.unwrap().unwrap();
+        if matches!(reply, Reply::Client(SchedulerMessage::LockOk { .. })) {
+            return begin.elapsed();
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // A test that fails leaves nothing behind.
+        let _ = self.scheduler.kill();
+        let _ = self.scheduler.wait();
+        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -106,7 +132,7 @@ async fn ask(connection: &mut Connection) {
 
 #[tokio::test]
 async fn a_scheduler_stops_though_the_kernel_module_does_not_answer() {
-    let world = World::new("stop");
+    let mut world = World::new("stop");
     let mut connection = world.connect("s").await;
     let pipe = world.keep_reader_waiting(&mut connection).await;
     let unanswered = loop {
@@ -123,7 +149,7 @@ async fn a_scheduler_stops_though_the_kernel_module_does_not_answer() {
 /// Its own thread waits, as it does while it handles an event that takes long: here for a configuration that nobody writes.
 #[tokio::test]
 async fn a_scheduler_stops_though_its_thread_is_busy() {
-    let world = World::new("busy");
+    let mut world = World::new("busy");
     ask(&mut world.connect("s").await).await;
     let config = world.folder.join("config.toml");
     fs::remove_file(&config).unwrap();
@@ -138,4 +164,29 @@ async fn a_scheduler_stops_though_its_thread_is_busy() {
     let took = world.stop().await;
     drop(unanswered);
     assert!(took.is_some(), "{took:?}");
+}
+
+/// Its clients may all run. A newcomer must not be given their memory before they are back.
+#[tokio::test]
+async fn a_scheduler_that_stops_under_clients_has_the_next_wait_for_them() {
+    let mut world = World::new("left");
+    let mut client = world.connect("s").await;
+    join(&mut client).await;
+    assert!(world.stop().await.is_some());
+    drop(client);
+    world.scheduler = start(&world.folder);
+    world.begin = Instant::now();
+    let mut newcomer = world.connect("s").await;
+    join(&mut newcomer).await;
+    let waited = world.begin.elapsed();
+    assert!(waited > RECONNECT_EVERY, "{waited:?}");
+    assert!(world.stop().await.is_some());
+}
+
+#[tokio::test]
+async fn a_scheduler_that_stops_without_clients_has_the_next_wait_for_nobody() {
+    let mut world = World::new("none");
+    ask(&mut world.connect("admin/a").await).await;
+    assert!(world.stop().await.is_some());
+    assert!(!world.folder.join("s").exists());
 }

@@ -78,6 +78,11 @@ impl Bounds {
         drop(taken);
         Some(Place { bounds: Arc::clone(self), whom })
     }
+
+    /// Whether anybody is connected.
+    pub(crate) fn has_any_taken(&self) -> bool {
+        lock(&self.taken).values().any(|taken| taken.places > 0)
+    }
 }
 
 impl Place {

@@ -55,12 +55,14 @@ pub(crate) struct Bound {
     file: (u64, u64),
     /// The file of a scheduler that is gone was in the socket's place.
     replaced: bool,
+    /// The file outlives this.
+    stays: bool,
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
         // Another scheduler may have put its own file there meanwhile.
-        if self.is_there() {
+        if !self.stays && self.is_there() {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -147,10 +149,15 @@ impl Sockets {
         Ok(made)
     }
 
-    /// Whether an earlier scheduler ended without removing its socket: its clients are about to come back.
+    /// Whether an earlier scheduler ended under its clients, which are about to come back: its socket's file was still there.
     #[must_use]
     pub fn replaced(&self) -> bool {
         self.clients.replaced
+    }
+
+    /// Leaves the clients' socket's file behind at the end, for the next scheduler's [`Self::replaced`].
+    pub(crate) fn leave_to_next(&mut self) {
+        self.clients.stays = true;
     }
 
     /// Returns the socket at which clients connect.
@@ -222,7 +229,7 @@ pub(crate) fn bind_from(workshop: &Path, path: &Path, mode: u32) -> Result<Bound
         .and_then(|file| link(&fresh, &stale, path).map(|replaced| (file, replaced)));
     let _ = fs::remove_file(&fresh);
     let (file, replaced) = linked?;
-    Ok(Bound { listener, path: path.to_owned(), mode, file, replaced })
+    Ok(Bound { listener, path: path.to_owned(), mode, file, replaced, stays: false })
 }
 
 /// Attempts at a path that other schedulers use at the same moment.
