@@ -122,8 +122,8 @@ pub fn complaint(name: &str) -> Option<String> {
         ));
     }
     let rest = name.strip_prefix("NVSHARE_")?;
-    // Kubernetes sets these in every pod beside a service that is called nvshare.
-    let of_a_service = rest.contains("SERVICE_") || rest == "PORT" || rest.starts_with("PORT_");
+    // Kubernetes sets these in every pod beside a service that is called nvshare, or nvshare-something.
+    let of_a_service = rest.contains("SERVICE_") || format!("_{rest}_").contains("_PORT_");
     if KNOWN.contains(&name) || is_memory_limit(name) || is_compute_limit(name) || of_a_service {
         return None;
     }
@@ -195,6 +195,8 @@ mod tests {
             "NVSHARE_MEM_LIMIT_15",
             "NVSHARE_SERVICE_HOST",
             "NVSHARE_PORT_443_TCP",
+            "NVSHARE_METRICS_PORT_9464_TCP_ADDR",
+            "NVSHARE_SCHEDULER_PORT",
             "CUDA_DEVICE_MEMORY_LIMIT_1",
             "CUDA_DEVICE_SM_LIMIT_0",
             "GPU_CORE_UTILIZATION_POLICY",
