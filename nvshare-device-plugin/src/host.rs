@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nvshare_admin::{Error, Scheduler};
-use nvshare_proto::{AdminRequest, GpuUuid, SeatName, Slot};
+use nvshare_proto::{AdminRequest, GpuUuid, MAX_SEATS, SeatName, Slot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use tonic::Status;
@@ -15,7 +15,7 @@ use crate::devices::NodeGpu;
 use crate::node_gpus::GpuNews;
 use crate::nvidia::Found;
 use crate::options::{Api, Options, Strategy};
-use crate::records::{Record, Records, Seats};
+use crate::records::{Record, Records, Seats, this_boot};
 use crate::resources::Resource;
 use crate::specifications::Specifications;
 use crate::troubles::Troubles;
@@ -41,7 +41,7 @@ pub struct Host {
     /// Held while the scheduler is told of a seat and the record is made or read: both have the same limits afterwards.
     order: Arc<tokio::sync::Mutex<()>>,
     records: Mutex<Records>,
-    /// Seats that a scheduler has made since this program started: their folders are there.
+    /// Seats that a scheduler has made in this boot of the machine: their folders are there.
     made: Mutex<BTreeSet<SeatName>>,
     troubles: Mutex<Troubles>,
     specifications: Mutex<Specifications>,
@@ -55,17 +55,27 @@ impl Host {
     pub fn open(options: Options, resources: Vec<Resource>, gpus: Vec<NodeGpu>) -> Result<Self, String> {
         let (records, wrong) = Records::open(&options.state, options.api)?;
         wrong.iter().for_each(|line| warn!("{line}"));
+        let there = records.are_there(&this_boot()).then(|| records.seats().keys().copied());
+        let made = there.into_iter().flatten().collect();
         let counted = gpus.iter().filter(|_| options.api == Api::DevicePlugin);
         let singles = counted.flat_map(|gpu| resources.iter().map(move |resource| (resource, gpu.uuid)));
         let singles = singles
             .flat_map(|(resource, gpu)| resource.slots_of(gpu).map(|slot| resource.record(vec![slot])));
         let folders = vec![options.etc_cdi.clone(), options.cdi_dir.clone()];
+        let singles: Seats = singles.map(|record| (record.seat.name(), record)).collect();
+        if singles.len() > MAX_SEATS {
+            return Err(format!(
+                "--slots, --also: {} GPUs would have {} slots together, and a scheduler has {MAX_SEATS} seats: offer fewer of a GPU",
+                gpus.len(),
+                singles.len()
+            ));
+        }
         Ok(Self {
-            singles: singles.map(|record| (record.seat.name(), record)).collect(),
+            singles,
             scheduler: Scheduler::at(options.admin_socket()),
             order: Arc::default(),
             records: Mutex::new(records),
-            made: Mutex::default(),
+            made: Mutex::new(made),
             troubles: Mutex::default(),
             specifications: Mutex::new(Specifications::of(folders, cdi::FILE)),
             options,
@@ -169,6 +179,20 @@ impl Host {
             lock(&host.records).add(record)
         };
         self.in_order(alter).await.unwrap_or(Ok(()))
+    }
+
+    /// Whether seats can be given out though no scheduler has answered this program yet: an earlier one had some made.
+    pub(crate) fn has_seats(&self) -> bool {
+        !lock(&self.made).is_empty()
+    }
+
+    /// Notes that a scheduler has made all seats in this boot of the machine.
+    pub(crate) async fn note_made(self: &Arc<Self>) {
+        let host = Arc::clone(self);
+        let note = move || lock(&host.records).note_there(this_boot());
+        if let Some(Err(error)) = self.in_order(note).await {
+            warn!("{error}");
+        }
     }
 
     /// Asks the scheduler for these seats again, with the limits that are recorded: containers that start again mount their folders, whatever

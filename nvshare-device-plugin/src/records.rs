@@ -1,7 +1,8 @@
 //! The seats that containers have, in a file: after a reboot `/var/run/cdi` is empty, but the kubelet still asks for the seats' devices.
 //!
 //! A line has the seat's name, its limits, its claim and its slots, each with the claim's request. The name is computed from the slots at the
-//! end of the line, so a truncated line is detected.
+//! end of the line, so a truncated line is detected. The first line may name a boot of the machine: the seats' folders, which a reboot
+//! removes, are there in that one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -50,11 +51,22 @@ pub const fn file(api: Api) -> &'static str {
     }
 }
 
+/// The word in front of a boot.
+const BOOT: &str = "boot ";
+
+/// The kernel's name of this boot of the machine (random(4)); empty: it has none.
+#[must_use]
+pub fn this_boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
 /// The file.
 #[derive(Debug)]
 pub struct Records {
     path: PathBuf,
     seats: Seats,
+    /// The boot of the machine in which the seats' folders are there.
+    boot: Option<String>,
 }
 
 impl Records {
@@ -69,12 +81,17 @@ impl Records {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
-        let (seats, torn) = parse(&text);
+        let (boot, lines) = match text.strip_prefix(BOOT).and_then(|rest| rest.split_once('\n')) {
+            Some((boot, lines)) => (Some(boot.to_owned()), lines),
+            None => (None, text.as_str()),
+        };
+        let (seats, torn) = parse(lines);
         let wrong = torn
             .into_iter()
+            .map(|number| number + usize::from(boot.is_some()))
             .map(|number| format!("{}: line {number} names no seat and is left out", path.display()));
         let wrong = wrong.collect();
-        Ok((Self { path, seats }, wrong))
+        Ok((Self { path, seats, boot }, wrong))
     }
 
     /// The seats.
@@ -99,14 +116,36 @@ impl Records {
         self.set(name, None)
     }
 
+    /// Whether the folders of all seats are there in this boot of the machine.
+    #[must_use]
+    pub fn are_there(&self, boot: &str) -> bool {
+        !boot.is_empty() && self.boot.as_deref() == Some(boot)
+    }
+
+    /// Notes that the folders of all seats are there in this boot of the machine. Seats that are added later have theirs.
+    ///
+    /// # Errors
+    /// As for [`Records::add`].
+    pub fn note_there(&mut self, boot: String) -> Result<(), String> {
+        if boot.is_empty() || self.are_there(&boot) {
+            return Ok(());
+        }
+        let old = self.boot.replace(boot);
+        self.write().inspect_err(|_| self.boot = old)
+    }
+
     fn set(&mut self, name: SeatName, record: Option<Record>) -> Result<(), String> {
         if self.seats.get(&name) == record.as_ref() {
             return Ok(());
         }
         let old = put(&mut self.seats, name, record);
-        files::replace(&self.path, format(&self.seats).as_bytes())
-            .map(drop)
-            .inspect_err(|_| drop(put(&mut self.seats, name, old)))
+        self.write().inspect_err(|_| drop(put(&mut self.seats, name, old)))
+    }
+
+    fn write(&self) -> Result<(), String> {
+        let boot = self.boot.iter().map(|boot| format!("{BOOT}{boot}\n"));
+        let text: String = boot.chain([format(&self.seats)]).collect();
+        files::replace(&self.path, text.as_bytes()).map(drop)
     }
 }
 

@@ -30,7 +30,9 @@ struct Made {
 /// Looks, for ever. Says which run of the scheduler answers, once it was asked for all seats; none: none does. `offer` is told of NVIDIA's
 /// devices, and whether the scheduler counts as there.
 pub async fn keep(host: Arc<Host>, offer: impl Fn(&Found, bool), boot: watch::Sender<Option<u64>>) {
-    let (mut made, mut answered, mut was_good) = (Made::default(), Instant::now(), true);
+    // Without seats, what is offered before the scheduler's first answer fails the pods that get it.
+    let mut answered = host.has_seats().then(Instant::now);
+    let (mut made, mut was_good) = (Made::default(), None);
     let grace = Duration::from_secs(host.options.grace);
     loop {
         let looks = Arc::clone(&host);
@@ -43,15 +45,14 @@ pub async fn keep(host: Arc<Host>, offer: impl Fn(&Found, bool), boot: watch::Se
                 made = Made::default();
             }
             if run.is_ok() {
-                answered = Instant::now();
+                answered = Some(Instant::now());
             }
-            let is_good = answered.elapsed() < grace;
-            match (was_good, is_good, &run) {
-                (true, false, Err(error)) => warn!("{error}; until then no seat is given out"),
-                (false, true, _) => info!("the scheduler answers again"),
+            let is_good = answered.is_some_and(|at| at.elapsed() < grace);
+            match (was_good.replace(is_good), is_good, &run) {
+                (None | Some(true), false, Err(error)) => warn!("{error}; until then no seat is given out"),
+                (Some(false), true, _) => info!("the scheduler answers"),
                 _ => {}
             }
-            was_good = is_good;
             offer(&nvidia, is_good);
             if host.names_devices() && !nvidia.any {
                 let kinds = host.options.nvidia_cdi_kind.clone().unwrap_or_else(|| KINDS.join(" nor of "));
@@ -77,6 +78,9 @@ async fn make_again(host: &Arc<Host>, run: u64, made: &mut Made) -> Result<(), E
             "the scheduler refuses {} seats that were given out, which are asked for again: {why}",
             refused.len()
         ));
+    }
+    if refused.is_empty() && (made.run != Some(run) || !made.refused.is_empty()) {
+        host.note_made().await;
     }
     *made = Made { run: Some(run), refused };
     Ok(())

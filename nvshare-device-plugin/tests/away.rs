@@ -38,25 +38,48 @@ async fn no_slot_is_healthy_without_a_scheduler() {
 }
 
 #[tokio::test]
-async fn a_scheduler_that_is_away_for_a_moment_fails_no_pod() {
+async fn a_plugin_that_starts_before_the_scheduler_offers_nothing_yet() {
     let mut machine = Machine::new();
     let kubelet = Kubelet::start(&machine.root);
     let plugin = machine.start("");
     kubelet.registered(1).await;
-    // Until its first answer it has more time: several looks find none.
-    sleep(Duration::from_secs(2)).await;
+    kubelet.list("slots that are not healthy", are_all(UNHEALTHY)).await;
+    machine.says(plugin, "until then no seat is given out").await;
+    let _scheduler = Scheduler::start(&machine.root, 1);
     kubelet.list("healthy slots", are_all(HEALTHY)).await;
-    let root = machine.root.clone();
-    let comes = async {
-        sleep(Duration::from_secs(2)).await;
-        Scheduler::start(&root, 1)
-    };
-    let one = slot(A, 0);
-    let asked: &[&[Slot]] = &[&[one]];
-    let (got, scheduler) = tokio::join!(kubelet.allocate(asked), comes);
-    got.unwrap();
-    assert!(scheduler.seats().iter().any(|seat| seat.slots == [one]));
+}
+
+#[tokio::test]
+async fn a_plugin_that_starts_again_gives_out_the_seats_that_are_there() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let plugin = machine.start("--slots 1");
+    kubelet.list("healthy slots", are_all(HEALTHY)).await;
+    ahead(&scheduler, 2).await;
+    let record = machine.root.join("state/device-plugin-seats");
+    let recorded = || Some(std::fs::read_to_string(&record).ok()?.lines().count() == 3).filter(|&is| is);
+    until("both seats and this boot are recorded", recorded).await;
+    // Both are replaced at once, as by an upgrade.
+    machine.kill(plugin);
+    drop(scheduler);
+    let plugin = machine.start("--slots 1");
+    kubelet.registered(2).await;
+    kubelet.list("healthy slots", are_all(HEALTHY)).await;
+    let began = Instant::now();
+    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     assert!(!machine.log(plugin).contains("no seat is given out"));
+
+    // After a reboot their folders are gone.
+    machine.kill(plugin);
+    let text = std::fs::read_to_string(&record).unwrap();
+    let seats = text.split_once('\n').unwrap().1;
+    std::fs::write(&record, format!("boot another\n{seats}")).unwrap();
+    let plugin = machine.start("--slots 1");
+    kubelet.registered(3).await;
+    kubelet.list("slots that are not healthy", are_all(UNHEALTHY)).await;
+    machine.says(plugin, "until then no seat is given out").await;
 }
 
 #[tokio::test]

@@ -263,7 +263,8 @@ async fn a_claim_outlives_each_part_between_prepare_and_unprepare() {
     let before = scheduler.removed().len();
     until("it goes once nobody uses it", || (scheduler.removed().len() > before).then_some(())).await;
     let record = machine.root.join("state/claim-seats");
-    until("it is forgotten", || (fs::read_to_string(&record).ok()?.is_empty()).then_some(())).await;
+    let is_left = || Some(fs::read_to_string(&record).ok()?.contains(&other.to_string()));
+    until("it is forgotten", || (!is_left()?).then_some(())).await;
 }
 
 #[tokio::test]

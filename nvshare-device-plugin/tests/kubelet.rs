@@ -177,7 +177,8 @@ async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
     kubelet.registered(1).await;
     // It is there before the kubelet starts a container.
     assert_eq!(machine.devices(), devices);
-    let torn = format!("{}: line 22 names no seat and is left out", record.display());
+    let torn =
+        format!("{}: line {} names no seat and is left out", record.display(), text.lines().count() + 1);
     machine.says(second, &torn).await;
     // Another run of the scheduler gets both seats, with the limits that they had. Those that no container has get new ones.
     let old = TenantSettings { memory: Some(2 << 30), ..TenantSettings::default() };

@@ -1,5 +1,6 @@
 //! How many descriptors the process may have, and how clients, segments and seats share them.
 
+use nvshare_proto::MAX_SEATS;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The largest number of clients, whatever the system allows.
@@ -13,8 +14,6 @@ const RESERVED: usize = 64;
 const SEGMENTS_DIVISOR: usize = 4;
 /// One of this many parts of all descriptors is for sockets of seats.
 const SEATS_DIVISOR: usize = 16;
-/// The largest number of seats, whatever the system allows.
-pub(crate) const MAX_SEATS: usize = 4096;
 
 /// The uses of the process's descriptors that grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

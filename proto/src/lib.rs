@@ -29,7 +29,9 @@ pub use message::{
 };
 
 pub use repeated::{LeftOut, Repeated, SILENCE, ThrottledLine};
-pub use seat::{Occupant, ParseSeatNameError, ParseSlotError, Seat, SeatName, SeatStatus, Slot, stable_hash};
+pub use seat::{
+    MAX_SEATS, Occupant, ParseSeatNameError, ParseSlotError, Seat, SeatName, SeatStatus, Slot, stable_hash,
+};
 pub use share::{
     ComputeLimit, DEFAULT_WEIGHT, Enforcement, GangName, MAX_GANG_MEMBERS, MAX_GANG_NAME, MAX_WEIGHT,
     Priority, ShareStatus, TenantSettings, Wishes,

@@ -7,6 +7,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{GpuUuid, TenantSettings};
 
+/// The largest number of seats of a scheduler.
+pub const MAX_SEATS: usize = 4096;
+
 /// A place on a GPU that one seat has: `GPU-…::N`, the form that NVIDIA's device plugin gives to the devices of a shared GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Slot {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_core::MAX_GPUS_PER_CLIENT;
-use nvshare_proto::{GpuUuid, Occupant, Seat, SeatName, TenantSettings, ThrottledLine, Wishes};
+use nvshare_proto::{GpuUuid, MAX_SEATS, Occupant, Seat, SeatName, TenantSettings, ThrottledLine, Wishes};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, spawn_blocking};
@@ -225,13 +225,13 @@ impl Seats {
                 return Err(format!("seat {name} has other slots: {}", slots_of(there).join(", ")));
             }
             Some(Record { occupant, came, .. }) => (occupant.clone(), *came, "has other limits now"),
-            None if count >= descriptors::MAX_SEATS => {
+            None if count >= MAX_SEATS => {
                 return Err(format!("no more seats: there are {count}, which are the most"));
             }
             None if count >= self.0.most => {
                 return Err(format!(
                     "no more seats: there are {count}; a higher limit of open files (ulimit -n) allows more, up to {}",
-                    descriptors::MAX_SEATS
+                    MAX_SEATS
                 ));
             }
             None => (None, false, "is made"),
