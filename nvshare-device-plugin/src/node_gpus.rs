@@ -107,16 +107,20 @@ impl GpuSources {
         nvml: &Nvml,
         tell: &impl Fn(GpuNews),
     ) -> Result<std::convert::Infallible, NvmlError> {
-        let errors = errors(nvml)
-            .inspect_err(|error| NO_ERRORS.say(format_args!("NVML does not tell of Xid errors: {error}")))
-            .ok();
+        let listen = || {
+            let why = |error: &NvmlError| {
+                NO_ERRORS.say(format_args!("NVML does not tell of Xid errors: {error}"));
+            };
+            errors(nvml).inspect_err(why).ok()
+        };
+        let mut errors = listen();
         loop {
             tell(GpuNews::All(self.ask(nvml)?));
-            let Some(errors) = &errors else {
+            let Some(listens) = &errors else {
                 sleep(self.pause);
                 continue;
             };
-            match errors.wait(self.pause.as_millis().try_into().unwrap_or(u32::MAX)) {
+            match listens.wait(self.pause.as_millis().try_into().unwrap_or(u32::MAX)) {
                 Ok(event) => {
                     // A GPU that cannot say its name any more is gone at the next look, which is now.
                     let gpu = event.device.uuid().ok().and_then(|uuid| uuid.parse().ok());
@@ -125,7 +129,12 @@ impl GpuSources {
                     }
                 }
                 Err(NvmlError::Timeout) => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // A GPU is lost, say. Those that can still be asked are seen at the next look.
+                    NO_ERRORS.say(format_args!("NVML tells of no Xid error for a moment: {error}"));
+                    sleep(self.pause);
+                    errors = listen();
+                }
             }
         }
     }

@@ -1,6 +1,7 @@
 //! From the command line to a plugin that serves.
 
 use std::fs;
+use std::future::pending;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use nvshare_proto::{GpuUuid, ThrottledLine};
 use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::allocate::{LIBRARY, PRELOAD, preload_file};
 use crate::devices::{self, GpuChoice, NodeGpu};
 use crate::host::Host;
-use crate::node_gpus::{self, GpuSources, Versions};
+use crate::node_gpus::{self, GpuNews, GpuSources, Versions};
 use crate::options::{Api, Options, Preload};
 use crate::plugin::Plugin;
 use crate::resources::Resource;
@@ -61,16 +62,37 @@ pub async fn run(options: Options) -> Result<(), String> {
     let versions = if server.is_some() { sources.versions() } else { Versions::default() };
     let host = Arc::new(Host::open(options, resources, gpus)?);
     let observer = Arc::clone(&host);
+    let offers_all = choice.gpus.is_empty();
+    let (tell, mut newcomers) = watch::channel(None);
+    let see = move |news: GpuNews| {
+        if let GpuNews::All(found) = &news
+            && offers_all
+            && let Some(gpu) = found.iter().find(|gpu| observer.gpu(gpu.uuid).is_none())
+        {
+            tell.send_replace(Some(gpu.uuid));
+        }
+        observer.see(news);
+    };
     // NVML waits.
-    let spawned = thread::Builder::new()
-        .name("gpus".to_owned())
-        .spawn(move || sources.follow(|news| observer.see(news)));
+    let spawned = thread::Builder::new().name("gpus".to_owned()).spawn(move || sources.follow(see));
     spawned.map_err(|error| error.to_string())?;
-    match server {
-        Some(server) => dra::serve(host, server, versions).await,
-        None => serve_slots(host).await,
+    let serves = async {
+        match server {
+            Some(server) => dra::serve(host, server, versions).await,
+            None => serve_slots(host).await,
+        }
+    };
+    // Whoever started this program starts it again.
+    let comes = async {
+        match newcomers.wait_for(Option::is_some).await.ok().and_then(|gpu| *gpu) {
+            Some(gpu) => gpu,
+            None => pending().await,
+        }
+    };
+    tokio::select! {
+        () = serves => Ok(()),
+        gpu = comes => Err(format!("{gpu} was not there at the start: a new start offers it, too")),
     }
-    Ok(())
 }
 
 /// Serves the device plugin API, for ever.
@@ -142,15 +164,29 @@ async fn find_gpus(
         let (found, count) = spawn_blocking(look).await.map_err(|error| error.to_string())?;
         if found.is_empty() {
             let descriptions = options.gpu_descriptions.display();
-            NO_GPU.say(format_args!("no GPU is there yet, neither by NVML nor in {descriptions}"));
+            if count == 0 {
+                NO_GPU.say(format_args!("no GPU is there yet, neither by NVML nor in {descriptions}"));
+            } else {
+                NO_GPU.say(format_args!(
+                    "no GPU of {count} in {descriptions} tells its UUID yet: run nvidia-smi on the node, or nvidia-persistenced, to wake it"
+                ));
+            }
         } else {
             let is_there = |gpu: &GpuUuid| found.iter().any(|there| there.uuid == *gpu);
             let needs_no_other = !choice.gpus.is_empty() && choice.gpus.iter().all(is_there);
             let waited = first.get_or_insert_with(Instant::now).elapsed();
-            if found.len() >= count || needs_no_other || waited >= OTHERS_PATIENCE {
+            let patience = options.pause(OTHERS_PATIENCE);
+            let is_late = waited >= patience;
+            if found.len() >= count || needs_no_other || is_late {
+                if is_late {
+                    warn!(
+                        "{} of {count} GPUs are offered: the UUIDs of the others cannot be read",
+                        found.len()
+                    );
+                }
                 return devices::choose(found, choice, resources);
             }
-            let (found, longest) = (found.len(), OTHERS_PATIENCE.as_secs());
+            let (found, longest) = (found.len(), patience.as_secs());
             NOT_ALL.say(format_args!(
                 "the UUIDs of {found} of {count} GPUs can be read; waiting for the others, {longest} s at most"
             ));

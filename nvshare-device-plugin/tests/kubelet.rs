@@ -448,6 +448,25 @@ async fn a_gpu_that_is_not_ready_is_waited_for() {
 }
 
 #[tokio::test]
+async fn a_gpu_that_comes_too_late_is_offered_by_the_next_plugin() {
+    let mut machine = Machine::new();
+    let _scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let third = machine.root.join("gpus/0000:03:00.0/information");
+    write(&third, "GPU UUID: \t GPU-????????-????-????-????-????????????\n");
+    let options = "--device-list-strategy envvar --hurry 60";
+    let plugin = machine.start_usual(options);
+    assert_eq!(kubelet.list("the slots of two GPUs", |devices| !devices.is_empty()).await.len(), 20);
+    machine.says(plugin, "2 of 3 GPUs are offered: the UUIDs of the others cannot be read").await;
+    let late = GpuUuid([3; 16]);
+    write(&third, &format!("GPU UUID: \t {late}\n"));
+    assert_eq!(machine.ended(plugin).await, 1);
+    machine.says(plugin, &format!("{late} was not there at the start: a new start offers it, too")).await;
+    machine.start_usual(options);
+    kubelet.list("the slots of three GPUs", |devices| devices.len() == 30).await;
+}
+
+#[tokio::test]
 async fn what_cannot_be_had_is_said_at_the_start() {
     let mut machine = Machine::new();
     let missing = GpuUuid([3; 16]);
@@ -464,6 +483,19 @@ async fn what_cannot_be_had_is_said_at_the_start() {
     write(&machine.root.join("build/libnvshare.so"), "the library");
     let plugin = machine.start("");
     machine.says(plugin, "no GPU is there yet").await;
+    machine.kill(plugin);
+    write(
+        &machine.root.join("gpus/0000:01:00.0/information"),
+        "GPU UUID: \t GPU-????????-????-????-????-????????????\n",
+    );
+    let plugin = machine.start("");
+    machine.says(plugin, "no GPU of 1 in").await;
+    machine.kill(plugin);
+    let plugin = machine.start("--slots 1000 --also two=slots=1000 --also three=slots=1000");
+    fs::remove_dir_all(machine.root.join("gpus")).unwrap();
+    fs::rename(machine.root.join("none"), machine.root.join("gpus")).unwrap();
+    assert_eq!(machine.ended(plugin).await, 1);
+    machine.says(plugin, "2 GPUs would have 6000 slots together, and a scheduler has 4096 seats").await;
 }
 
 #[tokio::test]
