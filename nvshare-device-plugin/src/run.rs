@@ -82,7 +82,7 @@ pub async fn run(options: Options) -> Result<(), String> {
             None => serve_slots(host).await,
         }
     };
-    // Whoever started this program starts it again.
+    // The kubelet starts this program again.
     let comes = async {
         match newcomers.wait_for(Option::is_some).await.ok().and_then(|gpu| *gpu) {
             Some(gpu) => gpu,

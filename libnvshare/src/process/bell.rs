@@ -4,8 +4,9 @@
 //! a file of its own, so a foreign file under its number is recognised. Ringing raises no SIGPIPE.
 
 use std::ffi::c_int;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
-use super::descriptor::Descriptor;
+use super::descriptor::{Descriptor, beyond_standard};
 
 static READING: Descriptor = Descriptor::none();
 static WRITING: Descriptor = Descriptor::none();
@@ -43,7 +44,9 @@ pub(crate) fn descriptor() -> c_int {
     if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
         return -1;
     }
-    let [reading, writing] = ends;
+    // SAFETY: both are new and ours.
+    let [reading, writing] =
+        ends.map(|end| unsafe { beyond_standard(OwnedFd::from_raw_fd(end)).into_raw_fd() });
     READING.set(reading);
     WRITING.set(writing);
     // A ring between the old pair and this one was lost.

@@ -2,11 +2,25 @@
 //!
 //! A program may close descriptors that it did not open, and later get the same number for a file of its own. A write to
 //! that number would end up in the program's file. So the library looks at the file behind the number before each use.
+//!
+//! A program may have closed its standard descriptors and still write to them. So none of the library's has such a number ([`beyond_standard`]).
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+/// Gives a new descriptor another number if it has a standard one. With no number left, it keeps the one that it has.
+pub(crate) fn beyond_standard(descriptor: OwnedFd) -> OwnedFd {
+    if descriptor.as_raw_fd() > libc::STDERR_FILENO {
+        return descriptor;
+    }
+    // SAFETY: an open descriptor of ours.
+    let number =
+        unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
+    // SAFETY: the descriptor is new and ours.
+    if number < 0 { descriptor } else { unsafe { OwnedFd::from_raw_fd(number) } }
+}
 
 /// A descriptor, and the file behind it when the library opened it.
 #[derive(Debug)]
@@ -53,7 +67,7 @@ pub(crate) struct Held(Descriptor);
 impl Held {
     pub(crate) fn new(descriptor: OwnedFd) -> Self {
         let held = Descriptor::none();
-        held.set(descriptor.into_raw_fd());
+        held.set(beyond_standard(descriptor).into_raw_fd());
         Self(held)
     }
 

@@ -4,6 +4,8 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use super::descriptor::beyond_standard;
+
 /// The largest number of descriptors of one message: what fits into [`CONTROL`].
 pub(crate) const MAX_DESCRIPTORS: usize = 64;
 
@@ -36,7 +38,7 @@ pub(crate) fn receive(socket: c_int, bytes: &mut [u8]) -> io::Result<(usize, Opt
                 let count = (control.cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<c_int>();
                 let numbers = libc::CMSG_DATA(header).cast::<c_int>();
                 for i in 0..count {
-                    came.push(OwnedFd::from_raw_fd(numbers.add(i).read_unaligned()));
+                    came.push(beyond_standard(OwnedFd::from_raw_fd(numbers.add(i).read_unaligned())));
                 }
                 any = true;
             }

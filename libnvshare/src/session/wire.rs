@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, VERSION, codec};
 
 use super::report;
-use crate::process::descriptor::Descriptor;
+use crate::process::descriptor::{Descriptor, beyond_standard};
 use crate::process::lock::lock;
 use crate::process::{bell, config, passing, threads};
 
@@ -50,13 +51,17 @@ impl Drop for Wire {
     }
 }
 
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    UnixStream::connect(path).map(|stream| beyond_standard(stream.into()).into())
+}
+
 impl Wire {
     /// Connects, if a scheduler listens. This version is spoken on the connection.
     pub(super) fn connect(version: u16) -> Result<Self, String> {
         SPOKEN.store(version, Ordering::Relaxed);
         let path = config::socket();
         let describe = |error: std::io::Error| format!("{}: {error}", path.display());
-        let stream = UnixStream::connect(path).map_err(describe)?;
+        let stream = connect(path).map_err(describe)?;
         stream.set_write_timeout(Some(WRITE_PATIENCE)).map_err(describe)?;
         DESCRIPTOR.set(stream.as_raw_fd());
         let (buffer, outgoing) = (Vec::new(), Vec::new());
@@ -158,7 +163,7 @@ pub(super) fn ask_for_page(run: Option<u64>) -> TenantPage<(u32, OwnedFd)> {
 }
 
 fn try_to_ask(run: Option<u64>, version: u16) -> Option<TenantPage<(u32, OwnedFd)>> {
-    let stream = UnixStream::connect(config::socket()).ok()?;
+    let stream = connect(config::socket()).ok()?;
     stream.set_read_timeout(Some(LOOK_PATIENCE)).ok()?;
     stream.set_write_timeout(Some(LOOK_PATIENCE)).ok()?;
     write_all(stream.as_raw_fd(), &codec::encode_in(version, &Request::Look { run }).ok()?).ok()?;

@@ -342,6 +342,11 @@ fn closed_and_full_descriptors(memory: &str) {
 }
 
 #[test]
+fn a_program_without_standard_descriptors() {
+    passes("swap", "no_standard", &[], &[]);
+}
+
+#[test]
 fn signals_of_the_host() {
     passes("managed", "signals", &[], &[]);
 }
