@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 use std::path::Path;
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -33,34 +34,27 @@ pub(crate) struct NvmlThread {
 }
 
 impl NvmlThread {
-    /// Starts the thread, which opens NVML when it is first asked, and calls `answer`, with none where NVML does not
-    /// know the GPU. Opening NVML wakes a sleeping GPU, which takes a second, and programs that start wait during
+    /// Starts the thread, which opens NVML when it is first asked, and calls `answer`, with none where NVML is not there or does
+    /// not know the GPU. Opening NVML wakes a sleeping GPU, which takes a second, and programs that start wait during
     /// that time: with `--gpu-memory`, NVML is not needed and not opened.
     pub(crate) fn start(answer: impl Fn(GpuUuid, Option<NvmlReading>) + Send + 'static) -> Self {
         let (questions, received) = mpsc::channel::<GpuUuid>();
         let work = move || {
-            let mut received = received.into_iter().peekable();
-            if received.peek().is_none() {
-                return;
-            }
-            let nvml = match Nvml::init() {
-                Ok(nvml) => nvml,
-                Err(error) => {
-                    info!("no NVML ({}): GPUs are as large as their clients say", why(&error));
-                    return;
-                }
-            };
-            debug!("NVML {:?}, driver {:?}", nvml.sys_nvml_version(), nvml.sys_driver_version());
-            let mut silent = BTreeSet::new();
+            let (mut nvml, mut tried, mut silent) = (None, None::<Instant>, BTreeSet::new());
             for gpu in received {
-                let seen = look(&nvml, gpu);
-                if let Err(error) = &seen
+                // The driver may be loaded after the scheduler has started.
+                if nvml.is_none() && tried.is_none_or(|at| at.elapsed() > TRY_AGAIN_AFTER) {
+                    nvml = open(tried.is_none());
+                    tried = Some(Instant::now());
+                }
+                let seen = nvml.as_ref().map(|nvml| look(nvml, gpu));
+                if let Some(Err(error)) = &seen
                     && silent.len() < MAX_SILENT
                     && silent.insert(gpu)
                 {
                     info!("NVML says nothing of {gpu} ({error}): it is as large as was known before");
                 }
-                answer(gpu, seen.ok());
+                answer(gpu, seen.and_then(Result::ok));
             }
         };
         if let Err(error) = std::thread::Builder::new().name("nvml".to_owned()).spawn(work) {
@@ -94,6 +88,25 @@ impl NvmlThread {
             self.ask(gpu);
         }
         !is_stale
+    }
+}
+
+/// Where NVML cannot be opened, it is tried again at a question that comes later than this.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+/// Opens NVML. Says why it cannot be opened, if that is to be said.
+fn open(is_said: bool) -> Option<Nvml> {
+    match Nvml::init() {
+        Ok(nvml) => {
+            debug!("NVML {:?}, driver {:?}", nvml.sys_nvml_version(), nvml.sys_driver_version());
+            Some(nvml)
+        }
+        Err(error) => {
+            if is_said {
+                info!("no NVML ({}): GPUs are as large as their clients say", why(&error));
+            }
+            None
+        }
     }
 }
 
