@@ -170,7 +170,13 @@ pub(crate) fn admitted<T, U>(
                 Shortage::Limit
             }
         };
-        ladder.climb(shortage)?;
+        // A limit has said already why.
+        let is_unsaid = shortage != Shortage::Limit;
+        ladder.climb(shortage).inspect_err(|_| {
+            if is_unsaid {
+                device.say_crowded(bytes)
+            }
+        })?;
     }
 }
 

@@ -255,6 +255,16 @@ impl Device {
         ));
     }
 
+    /// Says that an allocation within the limits finds no memory on the GPU: other programs keep it.
+    pub(crate) fn say_crowded(&self, bytes: u64) {
+        let free = driver::free_memory().unwrap_or_default();
+        // As above.
+        let [bytes, free] = [bytes.div_ceil(MIB), free / MIB];
+        say_of_refusal(format_args!(
+            "an allocation of {bytes} MiB is refused: other programs keep their memory on the GPU, and {free} MiB of it are free"
+        ));
+    }
+
     /// Says which limit refuses an allocation.
     fn say_refused(&self, bytes: u64, refusal: Refusal) {
         let (used, most, full) = match refusal {

@@ -537,6 +537,7 @@ impl Host for Library {
 }
 
 fn program_name() -> String {
-    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-    name.trim().chars().take(64).collect()
+    // A program may have any bytes in its name, and the kernel cuts it after 15 of them.
+    let name = std::fs::read("/proc/self/comm").unwrap_or_default();
+    String::from_utf8_lossy(&name).trim().chars().take(64).collect()
 }

@@ -53,6 +53,24 @@ fn without_a_scheduler_a_limit_holds_all_the_same(memory: &str) {
 }
 
 #[test]
+fn an_allocation_that_other_programs_leave_no_room_for_says_so() {
+    let world = World::simulated(&[("NVSIM_MEMORY", "1GiB")]);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let plain = |name: &str| {
+        let job = Program::workload(&world, name, "--memory 640MiB --block 64MiB --kernel-us 100");
+        job.env("NVSHARE_PLAIN", "all")
+    };
+    let first = plain("first").until_told().start();
+    Scheduler::until(&world, "it has its memory", |status| {
+        status.find(first.pid()).is_some_and(|client| client.usage.iter().any(|u| u.immovable >= 640 * MIB))
+    });
+    let log = plain("second").start().finish().log;
+    assert!(log.contains("is refused: other programs keep their memory on the GPU"), "{log}");
+    world.stop();
+    first.finish().intact();
+}
+
+#[test]
 fn a_program_larger_than_the_gpu_is_refused_unless_it_may_be() {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "512MiB"]);
