@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_core::{Gang, Identity, MAX_GPUS_PER_CLIENT};
+use nvshare_proto::codec::Error;
 use nvshare_proto::{
     ClientMessage, GpuUuid, Register, Reply, Request, SchedulerMessage, ThrottledLine, Usage,
 };
@@ -183,6 +184,8 @@ impl Client<'_> {
                         refused("this connection is registered already")
                     }
                     Some(Ok(Request::Admin(_))) => refused("an administrator's request on a client's connection"),
+                    // It has closed the connection before it had read all.
+                    Some(Err(Error::Io(_))) => Break(End::Over),
                     Some(Err(error)) => refused(error.to_string()),
                     None => Break(End::Over),
                 },

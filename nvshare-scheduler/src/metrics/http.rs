@@ -204,39 +204,54 @@ impl Readers {
     }
 
     async fn serve(&self, number: u64, mut stream: impl AsyncRead + AsyncWrite + Unpin, page: &Page) {
-        let path = timeout(REQUEST_PATIENCE, request(&mut stream)).await;
+        let asked = timeout(REQUEST_PATIENCE, request(&mut stream)).await;
         // From here on nobody ends it but itself.
         self.silent().remove(&number);
-        let Ok(Some(path)) = path else { return };
-        let places = if path == "/metrics" { &self.metrics } else { &self.probes };
+        let Ok(Some(asked)) = asked else { return };
+        let places = if asked.path == "/metrics" { &self.metrics } else { &self.probes };
         // Without a place the connection is closed.
         let Ok(_place) = places.try_acquire() else { return };
-        serve_one(stream, &path, page).await;
+        serve_one(stream, &asked, page).await;
     }
 }
 
+/// A request that was read.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    method: String,
+    path: String,
+}
+
 /// Answers a request.
-async fn serve_one(mut stream: impl AsyncWrite + Unpin, path: &str, page: &Page) {
-    let (status, text) = page.answer(path).await;
+async fn serve_one(mut stream: impl AsyncWrite + Unpin, asked: &Asked, page: &Page) {
+    let is_taken = matches!(asked.method.as_str(), "GET" | "HEAD");
+    let (status, text) = if is_taken {
+        page.answer(&asked.path).await
+    } else {
+        ("405 Method Not Allowed", Arc::new("the methods are GET and HEAD\n".to_owned()))
+    };
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        if path == "/metrics" {
+        "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\n{}Connection: close\r\n\r\n",
+        if is_taken && asked.path == "/metrics" {
             "application/openmetrics-text; version=1.0.0; charset=utf-8"
         } else {
             "text/plain; charset=utf-8"
         },
-        text.len()
+        text.len(),
+        if is_taken { "" } else { "Allow: GET, HEAD\r\n" }
     );
     let _ = timeout(PATIENCE, async {
         stream.write_all(head.as_bytes()).await?;
-        stream.write_all(text.as_bytes()).await?;
+        if asked.method != "HEAD" {
+            stream.write_all(text.as_bytes()).await?;
+        }
         stream.shutdown().await
     })
     .await;
 }
 
-/// The path that the request asks for; none: the bytes are not a request.
-async fn request(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
+/// Reads a request; none: the bytes are none.
+async fn request(stream: &mut (impl AsyncRead + Unpin)) -> Option<Asked> {
     let mut text = Vec::new();
     let mut chunk = [0; 1024];
     while !text.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -250,7 +265,8 @@ async fn request(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     let mut words = text.lines().next()?.split(' ');
     let (method, target) = (words.next()?, words.next()?);
     let path = target.split('?').next().unwrap_or(target);
-    (words.next()?.starts_with("HTTP/1.") && method == "GET").then(|| path.to_owned())
+    let is_http = words.next()?.starts_with("HTTP/1.");
+    is_http.then(|| Asked { method: method.to_owned(), path: path.to_owned() })
 }
 
 impl Page {
@@ -316,16 +332,18 @@ mod tests {
 
     #[tokio::test]
     async fn bytes_that_are_no_request_are_told_apart() {
-        for (bytes, path) in [
-            (&b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"[..], Some("/metrics")),
-            (b"GET /metrics?name=x HTTP/1.0\r\n\r\n", Some("/metrics")),
-            (b"POST /metrics HTTP/1.1\r\n\r\n", None),
+        for (bytes, asked) in [
+            (&b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"[..], Some(("GET", "/metrics"))),
+            (b"HEAD /metrics?name=x HTTP/1.0\r\n\r\n", Some(("HEAD", "/metrics"))),
+            (b"POST /metrics HTTP/1.1\r\n\r\n", Some(("POST", "/metrics"))),
             (b"GET /metrics\r\n\r\n", None),
             (b"\r\n\r\n", None),
             (b"GET /metrics HTTP/1.1\r\n", None),
             (&[b'x'; MAX_REQUEST + 9], None),
         ] {
-            assert_eq!(request(&mut &bytes[..]).await.as_deref(), path, "{}", String::from_utf8_lossy(bytes));
+            let read = request(&mut &bytes[..]).await;
+            let read = read.as_ref().map(|asked| (asked.method.as_str(), asked.path.as_str()));
+            assert_eq!(read, asked, "{}", String::from_utf8_lossy(bytes));
         }
     }
 
