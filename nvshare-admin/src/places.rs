@@ -33,10 +33,10 @@ pub(crate) struct Found {
 
 /// The places of this user and environment.
 pub(crate) fn usual() -> Vec<Place> {
-    if let Some(admin) = env::path(env::ADMIN_SOCKET) {
-        return vec![Place::only(admin)];
-    }
     let named = env::path(env::SOCKET);
+    if let Some(admin) = env::path(env::ADMIN_SOCKET) {
+        return vec![Place { admin, clients: named }];
+    }
     let place = |admin, clients| Place { admin, clients: named.clone().or(Some(clients)) };
     let own = paths::own_directory().map(|own| place(own.join("admin.sock"), own.join("scheduler.sock")));
     [place(SYSTEM_ADMIN_SOCKET.into(), SYSTEM_SOCKET.into())].into_iter().chain(own).collect()

@@ -25,7 +25,10 @@ pub(crate) enum Target {
 
 /// A client's number, or `job:` and that of one of Slurm's jobs.
 pub(crate) fn parse_target(text: &str) -> Result<Target, String> {
-    let Some(job) = text.strip_prefix("job:") else { return parse_client(text).map(Target::Client) };
+    let Some(job) = text.strip_prefix("job:") else {
+        let of_client = parse_client(text).map(Target::Client);
+        return of_client.map_err(|why| format!("{why}, or job: and the number of one of Slurm's jobs"));
+    };
     job.parse()
         .map(Target::Job)
         .map_err(|_| format!("{text:?} names no job of Slurm; accepted: job: and its number, as in job:123"))

@@ -93,7 +93,9 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
         let user = fs::metadata("/proc/self").map_err(|error| failed(format!("/proc/self: {error}")))?.uid();
         let request = AdminRequest::SetRunTerms { user, run, given };
         Scheduler::usual().change(request).map_err(|error| match error {
-            Error::NotAnAdministrator { .. } => failed(options.later()),
+            Error::NotAnAdministrator { tried, .. } if tried.error.kind() == ErrorKind::PermissionDenied => {
+                failed(options.later())
+            }
             other => Failure::from(other).coded(FAILED),
         })?;
     }
@@ -107,11 +109,26 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
         command.env(SOCKET, socket);
     }
     let error = command.exec();
-    let code = if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN };
-    let why = if is_no_program(program, &error) { "is not executable".to_owned() } else { error.to_string() };
+    let (code, why) = if is_no_program(program, &error) {
+        (CANNOT_RUN, "is not executable".to_owned())
+    } else if let Some(interpreter) = find(program).and_then(|file| lost_interpreter(&file)) {
+        (CANNOT_RUN, format!("its interpreter {} is not there", interpreter.display()))
+    } else if error.kind() == ErrorKind::NotFound {
+        (NOT_FOUND, error.to_string())
+    } else {
+        (CANNOT_RUN, error.to_string())
+    };
     let named = Path::new(program).display().to_string();
     let named = if named.is_empty() { "\"\"" } else { &named };
     Err(Failure::with_code(code, format!("{named}: {why}")))
+}
+
+/// The interpreter of a script that is there, if the interpreter is not.
+fn lost_interpreter(file: &Path) -> Option<PathBuf> {
+    match elf::start(file) {
+        Start::Script(interpreter) if !interpreter.exists() => Some(interpreter),
+        _ => None,
+    }
 }
 
 /// Whether the kernel refused a file because it is no program, or nobody may execute it.
@@ -233,6 +250,12 @@ fn cannot_preload(file: &Path) -> Option<String> {
     if becomes_another {
         return Some(format!(
             "{name} runs as another user or group (setuid, setgid): nothing can be preloaded, it runs unshared"
+        ));
+    }
+    // The loader ignores preloads where a program gets rights that its user has not (`AT_SECURE`).
+    if own.uid() != 0 && rustix::fs::getxattr(file, "security.capability", &mut [0; 64]).is_ok() {
+        return Some(format!(
+            "{name} has capabilities of its own (setcap): nothing can be preloaded, it runs unshared"
         ));
     }
     match start {

@@ -4,7 +4,7 @@ mod rows;
 mod table;
 mod users;
 
-pub(crate) use rows::{GPUS, client_table, gpu_rows, kept, occupant, others, seats, state};
+pub(crate) use rows::{GPUS, client_state, client_table, gpu_rows, kept, occupant, others, seats, state};
 pub(crate) use table::{Layout, render};
 
 use std::cmp::Reverse;

@@ -138,6 +138,12 @@ pub(crate) fn others(gpus: &[GpuStatus]) -> Vec<String> {
     gpus.iter().filter_map(line).collect()
 }
 
+/// The word for what a client does. Nothing is paused while scheduling is off.
+pub(crate) fn client_state(client: &ClientStatus) -> &'static str {
+    let is_free = client.state == ClientState::Free;
+    if client.share.paused && !is_free { "paused" } else { state(client.state) }
+}
+
 /// A state's name, the same as in `--json`.
 pub(crate) fn state(state: ClientState) -> &'static str {
     match state {
@@ -243,7 +249,7 @@ fn state_cells(client: &ClientStatus, seats: &[SeatStatus], users: &mut Users) -
         client.client.to_string(),
         or_nothing(process.map(|process| users.name(process.user))),
         or_nothing(occupant(seats, client.client).or_else(|| process.and_then(place))),
-        if client.share.paused { "paused" } else { state(client.state) }.to_owned(),
+        client_state(client).to_owned(),
         Bytes(allocated(client)).to_string(),
         or_nothing(limit.map(|limit| Bytes(limit).to_string())),
         Bytes(client.resident).to_string(),

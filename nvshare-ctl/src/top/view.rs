@@ -230,8 +230,7 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> R
         let waited = waited.map(|waited| format!("{} s", waited.as_secs())).unwrap_or_default();
         let state = match client {
             _ if client.stuck => "STUCK",
-            _ if client.share.paused => "paused",
-            _ => show::state(client.state),
+            _ => show::client_state(client),
         };
         let is_selected = Some(client.client) == top.selected;
         let text = format!(

@@ -88,6 +88,12 @@ impl Core {
         done
     }
 
+    /// Whether scheduling is on.
+    #[must_use]
+    pub fn is_scheduling(&self) -> bool {
+        self.state().is_scheduling()
+    }
+
     /// Switches scheduling on: every client that runs becomes a holder, and clients that do not fit are asked
     /// to leave.
     pub fn switch_on(&mut self, now: Time) -> String {

@@ -37,7 +37,9 @@ impl CoreTask {
             AdminRequest::SetTerms { client, gpu, given } => limits::given(given).and_then(|said| {
                 let whom = self.core.give(client, gpu, given, now)?;
                 let beyond = self.beyond_limit(client, gpu, given.memory).unwrap_or_default();
-                Ok((format!("{whom}: {said}{beyond}"), None))
+                let is_late = given.paused == Some(true) && !self.core.is_scheduling();
+                let late = if is_late { "; it runs on until scheduling is on" } else { "" };
+                Ok((format!("{whom}: {said}{beyond}{late}"), None))
             }),
             AdminRequest::SetRunTerms { user, run, given } => limits::given(given).map(|said| {
                 let tenant = Tenant::Run { user, run };

@@ -60,6 +60,13 @@ fn off_lets_everybody_run_if_all_fits_and_on_takes_turns_again() {
     Scheduler::until(&world, "both run", |status| {
         status.clients.iter().filter(|client| client.state == ClientState::Free).count() == 2
     });
+    // No pause holds meanwhile, and nothing says that one does.
+    let client = Scheduler::status(&world).client(jobs[0].pid()).client.to_string();
+    let (good, out, _) = text(&Scheduler::ctl(&world, &["pause", &client]));
+    assert!(good && out.trim_end().ends_with("paused; it runs on until scheduling is on"), "{out}");
+    let (_, table, _) = text(&Scheduler::ctl(&world, &["clients"]));
+    assert!(table.contains("free") && !table.contains("paused"), "{table}");
+    assert!(text(&Scheduler::ctl(&world, &["resume", &client])).0);
     let (good, out, _) = text(&Scheduler::ctl(&world, &["on"]));
     assert!(good && out.contains("scheduling is on"), "{out}");
     let turns = Scheduler::status(&world).gpus[0].turns;

@@ -88,7 +88,11 @@ fn a_program_that_cannot_be_run_has_the_usual_exit_codes() {
     let library = &Artifacts::get().library;
     let plain = world.dir().join("plain");
     std::fs::write(&plain, "no program").expect("a file");
+    let (text, script) = (world.dir().join("script.txt"), world.dir().join("script"));
+    std::fs::write(&text, "#!/no/such/interpreter\n").expect("a file");
+    executable(&text, &script);
     for (program, code, why) in [
+        (&*script.to_string_lossy(), 126, "its interpreter /no/such/interpreter is not there"),
         ("/no/such/program", 127, "No such file"),
         ("no-such-program-anywhere", 127, "No such file"),
         (&*plain.to_string_lossy(), 126, "is not executable"),
