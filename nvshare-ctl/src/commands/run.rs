@@ -12,9 +12,10 @@ use std::process::{self, Command};
 
 use clap::Args;
 use nvshare_admin::{Error, Scheduler};
+use nvshare_proto::env as variables;
 use nvshare_proto::env::{
-    COMPUTE_LIMIT, GANG, HAMI_POLICY, MEM_LIMIT, PRIORITY, RUN, SOCKET, WEIGHT, is_compute_limit,
-    is_memory_limit,
+    ADMIN_SOCKET, COMPUTE_LIMIT, GANG, HAMI_POLICY, MEM_LIMIT, PRIORITY, RUN, SOCKET, WEIGHT,
+    is_compute_limit, is_memory_limit,
 };
 use nvshare_proto::{AdminRequest, DEFAULT_WEIGHT, Enforcement, GangName, Priority, TenantSettings, units};
 
@@ -90,6 +91,12 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
     command.args(arguments).env("LD_PRELOAD", preload).env(RUN, run.to_string());
     options.share(&mut command);
     if let Some(given) = options.needs() {
+        // Another scheduler would be told of a program that joins this one.
+        if socket.is_some() && variables::path(ADMIN_SOCKET).is_none() {
+            return Err(failed(format!(
+                "--socket names no administrators' socket: {ADMIN_SOCKET} has to name it"
+            )));
+        }
         let user = fs::metadata("/proc/self").map_err(|error| failed(format!("/proc/self: {error}")))?.uid();
         let request = AdminRequest::SetRunTerms { user, run, given };
         Scheduler::usual().change(request).map_err(|error| match error {

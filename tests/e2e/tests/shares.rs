@@ -1,6 +1,7 @@
 //! Shares of the GPU's time, on simulated cards: what programs ask for reaches the scheduler's core, and the library obeys. How much of the
 //! time each gets is a matter of virtual time (`libnvshare/client/tests/joint/shares.rs`), where no busy machine takes any of it away.
 
+use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nvshare_harness::{Artifacts, Program, Ran, Running, Scheduler, World, wait_until};
@@ -269,6 +270,15 @@ fn a_run_gives_weights_above_the_usual_only_as_an_administrator() {
     };
     let no_scheduler = run(&["--weight", "200", "--", "true"]);
     assert_eq!(no_scheduler.status.code(), Some(125), "{no_scheduler:?}");
+    // The administrators' socket of another scheduler would be asked.
+    let mut other = Command::new(&Artifacts::get().ctl);
+    other.env_remove("NVSHARE_ADMIN_SOCKET").args(["run", "--library", &library, "--socket", "/a/b"]);
+    let other = other.args(["--weight", "200", "--", "true"]).output().expect("nvshare-ctl runs");
+    assert_eq!(other.status.code(), Some(125), "{other:?}");
+    assert!(
+        String::from_utf8_lossy(&other.stderr).contains("NVSHARE_ADMIN_SOCKET has to name it"),
+        "{other:?}"
+    );
     let fewer = run(&["--weight", "20", "--", "sh", "-c", "echo $NVSHARE_WEIGHT"]);
     assert_eq!(String::from_utf8_lossy(&fewer.stdout).trim(), "20", "{fewer:?}");
 }
