@@ -20,7 +20,7 @@ fn taken(pid: u32) -> (u64, u64) {
     (ticks * 10, line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10)
 }
 
-/// `manifests/README.md` has the figures of a release build.
+/// `docs/internals/testing.md` has the figures of a release build.
 #[tokio::test]
 #[ignore = "measures, for a minute and a half"]
 async fn the_plugin_takes_little() {

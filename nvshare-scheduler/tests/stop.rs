@@ -189,4 +189,9 @@ async fn a_scheduler_that_stops_without_clients_has_the_next_wait_for_nobody() {
     ask(&mut world.connect("admin/a").await).await;
     assert!(world.stop().await.is_some());
     assert!(!world.folder.join("s").exists());
+    world.scheduler = start(&world.folder);
+    world.begin = Instant::now();
+    let mut newcomer = world.connect("s").await;
+    let waited = join(&mut newcomer).await;
+    assert!(waited < RECONNECT_EVERY, "{waited:?}");
 }

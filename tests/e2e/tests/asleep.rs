@@ -206,6 +206,8 @@ fn scheduling_that_is_switched_off_wakes_a_program() {
     asleep.rest(&[&guest]);
     asleep.sleep(&guest);
     assert!(Scheduler::ctl(&asleep.world, &["off"]).status.success());
+    // Before any call of its own.
+    asleep.until(&guest, ClientState::Free);
     asleep.go();
     expect_all_done(guest);
 }

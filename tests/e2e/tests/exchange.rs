@@ -97,7 +97,7 @@ impl Exchange {
 /// Programs that run on end with all of their data.
 fn end_intact(world: &World, programs: Vec<Running>) {
     let all: Vec<&Running> = programs.iter().collect();
-    Scheduler::until_turns(world, &all, 2);
+    Scheduler::until_more_turns(world, &all, 2);
     world.stop();
     for program in programs {
         program.finish().intact();

@@ -41,6 +41,12 @@ fn without_a_scheduler_programs_run_and_join_later(memory: &str) {
 }
 
 fn a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back(memory: &str) {
+    // On a busy machine the next scheduler may come too late for programs that wait.
+    assert!((0..3).any(|_| gets_everybody_back_in_time(memory)), "no scheduler came back in time");
+}
+
+/// Returns whether the next scheduler came before anybody went on alone. Then no memory has moved by faults.
+fn gets_everybody_back_in_time(memory: &str) -> bool {
     let world = World::with_memory(memory, CARD);
     let arguments = ["--gpu-memory", "1GiB", "--tq", "0.4"];
     let scheduler = Scheduler::start(&world, &arguments);
@@ -63,9 +69,11 @@ fn a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back(memory: &str)
             && status.gpus.first().is_some_and(|gpu| gpu.turns >= 4)
     });
     world.stop_intact(jobs);
-    if back < GOES_ALONE_AFTER {
+    let is_in_time = back < GOES_ALONE_AFTER;
+    if is_in_time {
         world.moved_when_told();
     }
+    is_in_time
 }
 
 fn parked_programs_go_on_when_a_scheduler_does_not_come_back(memory: &str) {

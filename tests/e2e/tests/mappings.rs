@@ -86,8 +86,7 @@ fn a_restore_of_much_memory_under_one_handle_is_given_up_in_its_middle() {
     assert!(guest.log()[said..].contains("is given up between two of its parts"), "{}", guest.log());
     let resumed = Scheduler::ctl(&world, &["resume", &id]);
     assert!(resumed.status.success(), "{resumed:?}");
-    let so_far = Scheduler::status(&world).client(guest.pid()).counters.hand_overs;
-    Scheduler::until_turns(&world, &[&guest, &other], so_far + 3);
+    Scheduler::until_more_turns(&world, &[&guest, &other], 3);
     both_are_intact(&world, guest, other);
 }
 
@@ -129,7 +128,10 @@ fn the_scheduler_is_killed_meanwhile() {
     Scheduler::until_turns(&world, &[&guest, &other], 4);
     scheduler.kill();
     let _next = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    Scheduler::until_turns(&world, &[&guest, &other], 4);
+    Scheduler::until(&world, "both are back", |status| {
+        [&guest, &other].iter().all(|program| status.find(program.pid()).is_some() || !program.lives())
+    });
+    Scheduler::until_more_turns(&world, &[&guest, &other], 4);
     both_are_intact(&world, guest, other);
 }
 

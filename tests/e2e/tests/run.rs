@@ -1,6 +1,7 @@
 //! `nvshare-ctl run`, `install` and `doctor`: the commands of a user's first hour.
 
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -151,6 +152,41 @@ fn programs_that_cannot_be_preloaded_are_named() {
     assert!(code == Some(7) && error.contains("statically linked"), "{error}");
     let (code, _, error) = run(library, &["--", "true"]);
     assert!(code == Some(0) && error.is_empty(), "{error}");
+}
+
+#[test]
+#[ignore = "needs root, to be somebody else; .ci/run runs this test where it is root"]
+fn programs_that_get_rights_of_their_own_are_named() {
+    let world = World::simulated(CARD);
+    std::fs::set_permissions(world.dir(), Permissions::from_mode(0o755)).expect("a folder");
+    let user = |file: &Path| {
+        let mut ctl = Command::new("setpriv");
+        ctl.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&Artifacts::get().ctl);
+        ctl.args(["run", "--library"]).arg(&Artifacts::get().library).arg("--").arg(file);
+        text(&ctl.output().expect("setpriv runs"))
+    };
+    let program = |name: &str, mode: u32| {
+        let file = world.dir().join(name);
+        executable(Path::new("/bin/true"), &file);
+        std::fs::set_permissions(&file, Permissions::from_mode(mode)).expect("a file");
+        file
+    };
+    let capable = program("capable", 0o755);
+    let set = Command::new("setcap").arg("cap_net_raw+ep").arg(&capable).status().expect("setcap runs");
+    assert!(set.success());
+    for (file, why) in [
+        (program("setuid", 0o4755), "runs as another user or group"),
+        (program("setgid", 0o2755), "runs as another user or group"),
+        (capable, "has capabilities of its own"),
+    ] {
+        let (code, _, error) = user(&file);
+        assert!(
+            code == Some(0) && error.contains(why) && error.contains("it runs unshared"),
+            "{code:?} {error}"
+        );
+    }
+    let (code, _, error) = user(&program("plain", 0o755));
+    assert!(code == Some(0) && error.is_empty(), "{code:?} {error}");
 }
 
 /// A folder with the files of a release.

@@ -279,6 +279,31 @@ fn a_run_gives_weights_above_the_usual_only_as_an_administrator() {
         String::from_utf8_lossy(&other.stderr).contains("NVSHARE_ADMIN_SOCKET has to name it"),
         "{other:?}"
     );
-    let fewer = run(&["--weight", "20", "--", "sh", "-c", "echo $NVSHARE_WEIGHT"]);
-    assert_eq!(String::from_utf8_lossy(&fewer.stdout).trim(), "20", "{fewer:?}");
+    let asks = ["--weight", "20", "--priority", "low", "--gang", "ranks:2", "--compute-policy", "force"];
+    let says = "echo $NVSHARE_WEIGHT $NVSHARE_PRIORITY $NVSHARE_GANG $GPU_CORE_UTILIZATION_POLICY";
+    let fewer = run(&[&asks[..], &["--", "sh", "-c", says]].concat());
+    assert_eq!(String::from_utf8_lossy(&fewer.stdout).trim(), "20 low ranks:2 force", "{fewer:?}");
+
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let workload = Artifacts::get().workload.to_string_lossy();
+    let line =
+        format!("run --library {library} --weight 200 --priority high -- {workload} job --memory 64MiB");
+    let mut command = Command::new(&Artifacts::get().ctl);
+    command.args(line.split(' '));
+    let job = Program::of(&world, "job", command).until_told().start();
+    Scheduler::until(&world, "it has the share", |status| {
+        let share = status.find(job.pid()).map(|client| client.share.clone());
+        share.is_some_and(|share| (share.weight, share.priority) == (200, Priority::High))
+    });
+    world.stop();
+    job.finish().intact();
+    // A user who has the clients' socket alone.
+    let mut user = Command::new(&Artifacts::get().ctl);
+    user.env_remove("NVSHARE_ADMIN_SOCKET")
+        .env_remove("XDG_RUNTIME_DIR")
+        .env("NVSHARE_SOCKET", world.socket());
+    user.args(["run", "--library", &library, "--weight", "200", "--", "echo", "it ran"]);
+    let user = user.output().expect("nvshare-ctl runs");
+    assert!(user.status.code() == Some(125) && user.stdout.is_empty(), "{user:?}");
+    assert!(String::from_utf8_lossy(&user.stderr).contains("the administrators' socket"), "{user:?}");
 }

@@ -422,7 +422,7 @@ fn a_way_back_that_fails_once_is_tried_again() {
         assert_eq!(sleeper.sleep(), Answer::Asleep);
         sleeper.write("lost", &format!("999 0 cuCheckpointProcess{step}"));
         sleeper.say(SchedulerMessage::Wake);
-        std::thread::sleep(Duration::from_millis(70));
+        wait_until("the first try fails", || sleeper.file("lost.met").exists());
         std::fs::remove_file(sleeper.file("lost")).expect("the file");
         sleeper.until(|m| matches!(m, ClientMessage::Awake { .. }).then_some(()));
         sleeper.finish();

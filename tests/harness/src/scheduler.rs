@@ -182,6 +182,17 @@ impl Scheduler {
         });
     }
 
+    /// Waits until each program has begun this many more turns, if all live on.
+    ///
+    /// # Panics
+    /// As [`Self::until`].
+    pub fn until_more_turns(world: &World, programs: &[&Running], more: u64) {
+        let status = Self::status(world);
+        let took = |program: &&Running| status.find(program.pid()).map(|client| client.counters.hand_overs);
+        let so_far = programs.iter().filter_map(took).max().unwrap_or(0);
+        Self::until_turns(world, programs, so_far + more);
+    }
+
     /// Waits for a condition on `status`.
     ///
     /// # Panics

@@ -65,8 +65,6 @@ pub(crate) struct Config {
     pub(crate) lie: Option<Lie>,
     /// The driver compiles no PTX that has this entry.
     pub(crate) refused_ptx: Option<String>,
-    /// How many times as long a kernel takes while kernels of another process run on the card between its own.
-    pub(crate) slicing: f64,
     /// N and a time: each N-th allocation on a card takes this long; 0: none does.
     pub(crate) slow_allocations: (u64, Duration),
     /// Calls of a kind wait for as long as this file is there; one that waits makes a file of that name with the ending `waits`.
@@ -117,7 +115,6 @@ impl Config {
     /// `NVSIM_CONTEXT`, `NVSIM_STACKS`, `NVSIM_MODULE` (bytes), `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD` (a kind of calls, and a file: `out:/tmp/held`),
     /// `NVSIM_REFUSED_PEERS` and `NVSIM_LOST` (files),
-    /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
     /// `NVSIM_MOST_LOCKED` and `NVSIM_MOST_PRIVATE` (bytes), `NVSIM_LOCK_SHARED=0`, `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
@@ -170,7 +167,6 @@ impl Config {
                 _ => None,
             },
             refused_ptx: env::var("NVSIM_REFUSED_PTX").ok(),
-            slicing: number("NVSIM_SLICING", 1.0),
             slow_allocations: slow_allocations().unwrap_or_default(),
             held: env::var("NVSIM_HELD").ok().map(|text| held(&text)),
             refused_peers: env::var_os("NVSIM_REFUSED_PEERS").map(PathBuf::from),
@@ -206,6 +202,10 @@ impl Config {
         let code = words.next().and_then(|code| code.parse().ok()).unwrap_or(ECC_UNCORRECTABLE);
         let card = words.next().and_then(|card| card.parse().ok()).unwrap_or(0);
         let is_it = gpu == card && words.next().is_none_or(|only| only == call);
+        if is_it {
+            // A test waits for that.
+            let _ = std::fs::write(self.lost.as_ref()?.with_extension("met"), "");
+        }
         is_it.then_some(code)
     }
 }

@@ -2,12 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use std::time::Duration;
-
 use super::{BLOCK, Here, Leaving, Ran, TRACE, World, now_ns};
-
-/// A kernel of another process that ended this long ago still counts as one beside which kernels run.
-const BESIDE: Duration = Duration::from_millis(20);
 
 impl World {
     /// Runs a kernel: one at a time on each card, whatever process launches it.
@@ -21,10 +16,6 @@ impl World {
         }
         let begin_ns = now_ns();
         body();
-        let longer = self.config().slicing - 1.0;
-        if longer > 0.0 && self.ran_beside(gpu, begin_ns) {
-            std::thread::sleep(Duration::from_nanos(now_ns() - begin_ns).mul_f64(longer));
-        }
         here.running.store(false, Ordering::SeqCst);
         let ran = Ran { process: std::process::id(), gpu: gpu as u32, begin_ns, end_ns: now_ns() };
         // SAFETY: the trace's slot is this kernel's alone, once a round.
@@ -35,14 +26,6 @@ impl World {
         drop(held);
         // A process that waits for the card comes next: the lock is not fair, and this process may have another kernel.
         std::thread::yield_now();
-    }
-
-    /// Whether a kernel of another process ran on a card a moment ago.
-    fn ran_beside(&self, gpu: usize, now: u64) -> bool {
-        // The kernels of other cards are in the same list, and those of a moment are fewer than this.
-        let recent = self.latest(64).take_while(|ran| ran.end_ns + BESIDE.as_nanos() as u64 > now);
-        let own = std::process::id();
-        recent.filter(|ran| ran.gpu == gpu as u32).any(|ran| ran.process != own)
     }
 
     pub(super) fn here(&self, gpu: usize) -> &Here {
