@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use nvshare_proto::units::{parse_enforcement, parse_priority};
-use nvshare_proto::{Enforcement, Priority, Seat, SeatName, TenantSettings};
+use nvshare_proto::{Seat, SeatName, TenantSettings};
 
 use crate::files;
 use crate::options::Api;
@@ -164,8 +164,8 @@ fn format(seats: &Seats) -> String {
             memory.map(|bytes| format!("memory={bytes}")),
             compute.map(|percent| format!("compute={percent}")),
             weight.map(|weight| format!("weight={weight}")),
-            priority.map(|priority| format!("priority={}", priority_name(priority))),
-            enforcement.map(|how| format!("policy={}", policy_name(how))),
+            priority.map(|priority| format!("priority={}", priority.name())),
+            enforcement.map(|how| format!("policy={}", how.name())),
             claim.as_ref().map(|claim| format!("claim={}/{}/{}", claim.namespace, claim.name, claim.uid)),
             claim.as_ref().and_then(|claim| claim.gang.then(|| "gang=true".to_owned())),
         ];
@@ -176,22 +176,6 @@ fn format(seats: &Seats) -> String {
         format!("{name} {}\n", words.join(" "))
     };
     seats.iter().map(line).collect()
-}
-
-const fn priority_name(priority: Priority) -> &'static str {
-    match priority {
-        Priority::Low => "low",
-        Priority::Normal => "normal",
-        Priority::High => "high",
-    }
-}
-
-const fn policy_name(enforcement: Enforcement) -> &'static str {
-    match enforcement {
-        Enforcement::Default => "default",
-        Enforcement::Force => "force",
-        Enforcement::Disable => "disable",
-    }
 }
 
 /// The seats of the lines, and the numbers of the lines that cannot be read.
@@ -241,7 +225,7 @@ fn record(line: &str) -> Option<Record> {
 
 #[cfg(test)]
 mod tests {
-    use nvshare_proto::{GpuUuid, Slot};
+    use nvshare_proto::{Enforcement, GpuUuid, Priority, Slot};
 
     use super::*;
 

@@ -27,6 +27,21 @@ pub enum Priority {
     High,
 }
 
+impl Priority {
+    /// The priorities, from the lowest.
+    pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::High];
+
+    /// The word for the priority, as variables, options and files have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Low => "low",
+            Self::Normal => "normal",
+            Self::High => "high",
+        }
+    }
+}
+
 /// How a compute limit is enforced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -38,6 +53,21 @@ pub enum Enforcement {
     Force,
     /// The limit has no effect.
     Disable,
+}
+
+impl Enforcement {
+    /// The ways to enforce a limit.
+    pub const ALL: [Self; 3] = [Self::Default, Self::Force, Self::Disable];
+
+    /// The word for the way, as variables, options and files have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Force => "force",
+            Self::Disable => "disable",
+        }
+    }
 }
 
 /// A limit of the time on one GPU.

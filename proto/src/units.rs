@@ -179,12 +179,8 @@ pub fn parse_overhead(text: &str) -> Result<u32, ParseError> {
 /// # Errors
 /// When the text is none of `low`, `normal` and `high`.
 pub fn parse_priority(text: &str) -> Result<Priority, ParseError> {
-    match text.trim() {
-        "low" => Ok(Priority::Low),
-        "normal" => Ok(Priority::Normal),
-        "high" => Ok(Priority::High),
-        _ => Err(ParseError { text: text.to_owned(), what: "priority", accepted: "low, normal, high" }),
-    }
+    let found = Priority::ALL.into_iter().find(|priority| priority.name() == text.trim());
+    found.ok_or_else(|| ParseError { text: text.to_owned(), what: "priority", accepted: "low, normal, high" })
 }
 
 /// Reads how compute limits are enforced.
@@ -192,12 +188,12 @@ pub fn parse_priority(text: &str) -> Result<Priority, ParseError> {
 /// # Errors
 /// When the text is none of `default`, `force` and `disable`, in whatever case.
 pub fn parse_enforcement(text: &str) -> Result<Enforcement, ParseError> {
-    match text.trim().to_ascii_lowercase().as_str() {
-        "default" => Ok(Enforcement::Default),
-        "force" => Ok(Enforcement::Force),
-        "disable" => Ok(Enforcement::Disable),
-        _ => Err(ParseError { text: text.to_owned(), what: "policy", accepted: "default, force, disable" }),
-    }
+    let found = Enforcement::ALL.into_iter().find(|how| how.name().eq_ignore_ascii_case(text.trim()));
+    found.ok_or_else(|| ParseError {
+        text: text.to_owned(),
+        what: "policy",
+        accepted: "default, force, disable",
+    })
 }
 
 /// Reads a gang: a name, and behind a colon how many processes it has.

@@ -156,20 +156,10 @@ impl Options {
             command.env(COMPUTE_LIMIT, percent.to_string());
         }
         if let Some(enforcement) = self.compute_policy {
-            let policy = match enforcement {
-                Enforcement::Default => "default",
-                Enforcement::Force => "force",
-                Enforcement::Disable => "disable",
-            };
-            command.env(HAMI_POLICY, policy);
+            command.env(HAMI_POLICY, enforcement.name());
         }
         if let Some(priority) = self.priority {
-            let priority = match priority {
-                Priority::Low => "low",
-                Priority::Normal => "normal",
-                Priority::High => "high",
-            };
-            command.env(PRIORITY, priority);
+            command.env(PRIORITY, priority.name());
         }
         if let Some(GangName { name, size }) = &self.gang {
             let gang = if *size > 0 { format!("{name}:{size}") } else { name.clone() };

@@ -211,12 +211,11 @@ fn compute(client: &ClientStatus) -> Option<String> {
 /// A client's weight, and its priority if that is not the usual one. A client that is gone has no weight.
 fn weight(client: &ClientStatus) -> Option<String> {
     let weight = client.share.weight;
-    let priority = match client.share.priority {
-        Priority::Low => " low",
-        Priority::Normal => "",
-        Priority::High => " high",
+    let words = match client.share.priority {
+        Priority::Normal => weight.to_string(),
+        priority => format!("{weight} {}", priority.name()),
     };
-    (weight > 0).then(|| format!("{weight}{priority}"))
+    (weight > 0).then_some(words)
 }
 
 /// The columns of clients and a row for each, with or without their counters.
@@ -298,6 +297,26 @@ mod tests {
     use super::*;
     use crate::top::tests::{client, status};
     use nvshare_proto::{Counters, GpuUuid, Occupant, Seat, Slot, TenantSettings, Usage};
+
+    #[test]
+    fn states_have_one_name_in_tables_and_objects() {
+        for all in [
+            ClientState::Parked,
+            ClientState::Waiting,
+            ClientState::Blocked,
+            ClientState::Next,
+            ClientState::Restoring,
+            ClientState::Running,
+            ClientState::Draining,
+            ClientState::Idle,
+            ClientState::Free,
+            ClientState::Gone,
+            ClientState::Left,
+            ClientState::Asleep,
+        ] {
+            assert_eq!(serde_json::to_value(all).unwrap(), state(all));
+        }
+    }
 
     #[test]
     fn sizes_that_cannot_be_added_up_are_shown() {

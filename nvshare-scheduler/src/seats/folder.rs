@@ -10,7 +10,6 @@ use nvshare_proto::paths::{SEAT_LIMITS, SEAT_SOCKET};
 use nvshare_proto::{SeatName, TenantSettings, env};
 
 use crate::lock::lock;
-use crate::settings::limits::{enforcement_name, priority_name};
 use crate::sockets::{Bound, Error, Guard, bind_from, guard};
 
 /// The folder of all seats' folders. One scheduler has it at a time, and no other changes anything in it.
@@ -141,9 +140,9 @@ fn variables(given: &TenantSettings) -> String {
     let lines = [
         memory.filter(|&bytes| bytes > 0).map(|bytes| format!("{}={bytes}\n", env::MEM_LIMIT)),
         compute.filter(|&percent| percent > 0).map(|percent| format!("{}={percent}\n", env::COMPUTE_LIMIT)),
-        enforcement.map(|how| format!("{}={}\n", env::HAMI_POLICY, enforcement_name(how))),
+        enforcement.map(|how| format!("{}={}\n", env::HAMI_POLICY, how.name())),
         weight.map(|weight| format!("{}={weight}\n", env::WEIGHT)),
-        priority.map(|priority| format!("{}={}\n", env::PRIORITY, priority_name(priority))),
+        priority.map(|priority| format!("{}={}\n", env::PRIORITY, priority.name())),
     ];
     lines.into_iter().flatten().collect()
 }

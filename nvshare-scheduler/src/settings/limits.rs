@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use nvshare_proto::units::{Bytes, MAX_QUANTUM, MIN_MEMORY_LIMIT, MIN_QUANTUM};
-use nvshare_proto::{Enforcement, MAX_WEIGHT, Priority, QuantumRule, TenantSettings};
+use nvshare_proto::{MAX_WEIGHT, QuantumRule, TenantSettings};
 
 /// Whether a quantum can be followed.
 ///
@@ -33,30 +33,12 @@ pub(crate) fn lines(given: TenantSettings) -> String {
     let mut text = String::new();
     // Writing to a text cannot fail.
     let _ = weight.map(|weight| writeln!(text, "weight = {weight}"));
-    let _ = priority.map(|priority| writeln!(text, "priority = \"{}\"", priority_name(priority)));
+    let _ = priority.map(|priority| writeln!(text, "priority = \"{}\"", priority.name()));
     let _ = compute.map(|percent| writeln!(text, "compute = {percent}"));
-    let _ = enforcement.map(|how| writeln!(text, "enforcement = \"{}\"", enforcement_name(how)));
+    let _ = enforcement.map(|how| writeln!(text, "enforcement = \"{}\"", how.name()));
     // The format has no larger numbers, nor has any machine so much.
     let _ = memory.map(|bytes| writeln!(text, "memory = {}", bytes.min(i64::MAX.cast_unsigned())));
     text
-}
-
-/// Returns the word for a priority, as variables and files have it.
-pub(crate) fn priority_name(priority: Priority) -> &'static str {
-    match priority {
-        Priority::Low => "low",
-        Priority::Normal => "normal",
-        Priority::High => "high",
-    }
-}
-
-/// Returns the word for an enforcement, as variables and files have it.
-pub(crate) fn enforcement_name(enforcement: Enforcement) -> &'static str {
-    match enforcement {
-        Enforcement::Default => "default",
-        Enforcement::Force => "force",
-        Enforcement::Disable => "disable",
-    }
 }
 
 /// Checks that the settings can be followed; they can where nothing is set.
@@ -87,9 +69,9 @@ pub(crate) fn describe(given: TenantSettings) -> String {
     };
     let settings = [
         given.weight.map(|weight| format!("weight {weight}")),
-        given.priority.map(|priority| format!("priority {}", priority_name(priority))),
+        given.priority.map(|priority| format!("priority {}", priority.name())),
         given.compute.map(|percent| limit("compute", (percent > 0).then(|| format!("{percent} %")))),
-        given.enforcement.map(|how| format!("policy {}", enforcement_name(how))),
+        given.enforcement.map(|how| format!("policy {}", how.name())),
         given.memory.map(|bytes| limit("memory", (bytes > 0).then(|| Bytes(bytes).to_string()))),
         given.paused.map(|paused| if paused { "paused" } else { "resumed" }.to_owned()),
     ];
@@ -110,6 +92,8 @@ pub(crate) fn given(given: TenantSettings) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use nvshare_proto::{Enforcement, Priority};
+
     use super::*;
 
     #[test]

@@ -334,14 +334,18 @@ fn the_reference_names_every_command_option_and_variable() {
             nvshare_proto::env::KNOWN
                 .iter()
                 .filter(|name| !name.contains("BENCH"))
-                .map(|name| (format!("`{name}"), String::new())),
+                .map(|name| (format!("`{name}`"), format!("`{name}="))),
         );
     let scheduler = nvshare_scheduler::settings::Options::command();
     let options = scheduler
         .get_arguments()
         .filter(|option| !option.is_hide_set())
         .filter_map(|option| option.get_long());
-    let options = options.filter(shown).map(|long| (format!("`--{long}"), String::new()));
+    let of_commands = all.get_subcommands().filter(|command| !command.is_hide_set());
+    let of_commands = of_commands.flat_map(clap::Command::get_arguments);
+    let of_commands = of_commands.filter(|option| !option.is_hide_set()).filter_map(clap::Arg::get_long);
+    let options =
+        options.chain(of_commands).filter(shown).map(|long| (format!("`--{long}`"), format!("`--{long} ")));
     // `nvshare-ctl on`, `off` and the like share a row.
     let missing: Vec<String> = commands
         .chain(options)

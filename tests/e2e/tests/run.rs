@@ -333,6 +333,12 @@ fn doctor_finds_nothing_wrong_where_nothing_is() {
         assert_ne!(found(&findings, "ok", subject), "", "{subject}: {findings}");
     }
     assert!(found(&findings, "ok", "gpus").contains("GPU 0: "), "{findings}");
+    let page = include_str!("../../../docs/status.md");
+    let (_, page) = page.split_once("doctor --json").expect("a part about it");
+    let fields = findings.as_object().expect("an object").keys();
+    let fields = fields.chain(findings["findings"][0].as_object().expect("an object").keys());
+    let unknown: Vec<_> = fields.filter(|field| !page.contains(&format!("`{field}`"))).collect();
+    assert!(unknown.is_empty(), "docs/status.md does not say what these are: {unknown:?}");
 }
 
 #[test]
