@@ -244,7 +244,11 @@ fn answer_all(listener: c_int, name: Name, tasks: Tasks) {
         // Nothing wakes it when the socket is closed.
         let millis = left.map_or(PATIENCE, |left| left.min(PATIENCE)).as_millis() as c_int + 1;
         // SAFETY: that many valid entries; a negative descriptor is passed over.
-        unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, millis) };
+        let polled = unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, millis) };
+        if polled < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            // The program has forbidden itself descriptors, and with them this call.
+            threads::sleep(Duration::from_millis(100));
+        }
         let (now, mut ready) = (Instant::now(), watched.iter().skip(1).map(|at| at.revents != 0));
         let (heard, silent) = guests.into_iter().partition(|_| ready.next() == Some(true));
         guests = silent;

@@ -4,31 +4,37 @@
 //! a file of its own, so a foreign file under its number is recognised. Ringing raises no SIGPIPE.
 
 use std::ffi::c_int;
+use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::descriptor::{Descriptor, beyond_standard};
 
 static READING: Descriptor = Descriptor::none();
 static WRITING: Descriptor = Descriptor::none();
 
-/// Wakes the session's thread, because something changed that the scheduler may have to know. If this fails, the bell is
-/// already ringing, or the thread wakes up by itself.
+/// A thread could not ring: it has other descriptors than the session's, or a filter forbids the call.
+static IS_BROKEN: AtomicBool = AtomicBool::new(false);
+
+/// Wakes the session's thread, because something changed that the scheduler may have to know. If the bell is already ringing, that
+/// suffices. If this fails otherwise, the thread wakes up by itself from then on ([`is_broken`]).
 pub(crate) fn ring() {
-    if let Some(number) = WRITING.get() {
+    let is_rung = WRITING.get().is_some_and(|number| {
         // A raw system call: `send` is a cancellation point, and a cancelled thread would not have rung.
         // SAFETY: a readable byte and no address; the descriptor does not block.
-        unsafe {
-            libc::syscall(
-                libc::SYS_sendto,
-                number,
-                c"!".as_ptr(),
-                1usize,
-                libc::MSG_NOSIGNAL,
-                0usize,
-                0usize,
-            );
-        }
+        let sent = unsafe {
+            libc::syscall(libc::SYS_sendto, number, c"!".as_ptr(), 1usize, libc::MSG_NOSIGNAL, 0usize, 0usize)
+        };
+        sent >= 0 || io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
+    });
+    if !is_rung {
+        IS_BROKEN.store(true, Ordering::SeqCst);
     }
+}
+
+/// Whether a thread once could not ring.
+pub(crate) fn is_broken() -> bool {
+    IS_BROKEN.load(Ordering::SeqCst)
 }
 
 /// The descriptor that becomes readable when the bell rings. If the program closed the old one, this makes a new one.

@@ -57,12 +57,10 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
 
 impl Wire {
     /// Connects, if a scheduler listens. This version is spoken on the connection.
-    pub(super) fn connect(version: u16) -> Result<Self, String> {
+    pub(super) fn connect(version: u16) -> io::Result<Self> {
         SPOKEN.store(version, Ordering::Relaxed);
-        let path = config::socket();
-        let describe = |error: std::io::Error| format!("{}: {error}", path.display());
-        let stream = connect(path).map_err(describe)?;
-        stream.set_write_timeout(Some(WRITE_PATIENCE)).map_err(describe)?;
+        let stream = connect(config::socket())?;
+        stream.set_write_timeout(Some(WRITE_PATIENCE))?;
         DESCRIPTOR.set(stream.as_raw_fd());
         let (buffer, outgoing) = (Vec::new(), Vec::new());
         Ok(Self { stream: ManuallyDrop::new(stream), buffer, outgoing, passed: VecDeque::new() })
@@ -219,17 +217,24 @@ pub(super) fn wait(wire: Option<&Wire>, timeout: Option<Duration>) -> bool {
         (Some(_), Some(number)) => number,
         (None, _) => -1,
     };
-    // Without a bell, no other thread can wake this one.
+    // Without a bell, no other thread can wake this one. The first thread that cannot ring may do so at any time.
     let bell = bell::descriptor();
-    let timeout = if bell < 0 { Some(timeout.unwrap_or(DEAF).min(DEAF)) } else { timeout };
+    let longest = if bell < 0 || bell::is_broken() { DEAF } else { LONGEST };
+    let timeout = timeout.unwrap_or(longest).min(longest);
     let mut watched = [
         libc::pollfd { fd: bell, events: libc::POLLIN, revents: 0 },
         libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 },
     ];
     // Rounded up: a wait that ends before its time would be followed by another.
-    let millis = timeout.map_or(-1, |timeout| timeout.as_micros().div_ceil(1000).clamp(1, 60_000) as i32);
+    let millis = timeout.as_micros().div_ceil(1000).max(1) as i32;
     // SAFETY: two valid entries; a negative descriptor is passed over.
-    unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, millis) };
+    let polled = unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, millis) };
+    if polled < 0 && io::Error::last_os_error().kind() != ErrorKind::Interrupted {
+        // The program may have forbidden itself new descriptors, which forbids this call, or the call.
+        threads::sleep(timeout.min(DEAF));
+        bell::take_rings(bell);
+        return wire.is_some() && has_come(socket);
+    }
     let [bell_state, socket_state] = watched;
     if bell_state.revents != 0 {
         bell::take_rings(bell);
@@ -237,8 +242,18 @@ pub(super) fn wait(wire: Option<&Wire>, timeout: Option<Duration>) -> bool {
     socket_state.revents != 0
 }
 
+/// Whether there are bytes to read, or the connection is over.
+fn has_come(socket: i32) -> bool {
+    let mut byte = 0u8;
+    // SAFETY: a writable byte, which stays in the socket.
+    let read = unsafe { libc::recv(socket, (&raw mut byte).cast(), 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
+    read >= 0 || io::Error::last_os_error().kind() != ErrorKind::WouldBlock
+}
+
 /// How often the thread wakes up by itself if there is no bell.
 const DEAF: Duration = Duration::from_millis(20);
+/// How often it does if there is one, so that a ring that is lost is noticed.
+const LONGEST: Duration = Duration::from_secs(5);
 
 /// Closes the parent's connection in a forked child.
 pub(super) fn close_after_fork() {
