@@ -1,10 +1,12 @@
 //! The log: lines on standard error.
 //!
 //! A line is formatted on the stack and written by one `write`, without an allocation or a lock. So a closed or full standard
-//! error does no harm. Nothing is written to standard output. The program may have closed the standard error that it was
-//! started with, and opened a file under its number. That file gets no lines.
+//! error does no harm. Nothing is written to standard output. The program may have closed its standard error, and opened a file of its
+//! data under its number. That file gets no lines.
 
+use std::ffi::c_int;
 use std::fmt::{self, Write};
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::process::descriptor::Descriptor;
@@ -20,15 +22,61 @@ pub(crate) enum Level {
     Debug,
 }
 
-/// The standard error that the program was started with.
+/// The standard error that lines go to.
 static STANDARD_ERROR: Descriptor = Descriptor::none();
+/// The standard error that the program was started with.
+static AT_START: Descriptor = Descriptor::none();
 
-/// Remembers the program's standard error. Only the first call has an effect.
+/// Looks at the standard error when the library is loaded.
+// SAFETY: the loader calls what this section points to, before `main`. The function needs nothing that is set up later.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn look() {
+        AT_START.set(libc::STDERR_FILENO);
+    }
+    look
+};
+
+/// Remembers the program's standard error. Only the first call has an effect. Until then the program may have replaced it, by a log for
+/// example. A file under its number that is not for appending may be data of a program that had closed it, and gets no lines.
 pub(crate) fn remember_standard_error() {
     static ONCE: AtomicBool = AtomicBool::new(false);
-    if !ONCE.swap(true, Ordering::SeqCst) {
+    if ONCE.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let appends = || {
+        // SAFETY: no pointers.
+        let flags = unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_GETFL) };
+        flags >= 0 && flags & libc::O_APPEND != 0
+    };
+    if AT_START.get().is_some() || appends() || !is_regular(libc::STDERR_FILENO) {
         STANDARD_ERROR.set(libc::STDERR_FILENO);
     }
+}
+
+fn is_regular(number: c_int) -> bool {
+    status(number).is_some_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFREG)
+}
+
+fn status(number: c_int) -> Option<libc::stat> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a place for the answer, which is written if the call succeeds.
+    unsafe { (libc::fstat(number, status.as_mut_ptr()) == 0).then(|| status.assume_init()) }
+}
+
+/// Whether so many bytes more would exceed the limit of a file's size: such a write raises a signal that ends the program (setrlimit(2)).
+fn exceeds_limit(number: c_int, bytes: usize) -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a place for the answer.
+    let is_known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0;
+    if is_known && limit.rlim_cur == libc::RLIM_INFINITY || !is_regular(number) {
+        return false;
+    }
+    // SAFETY: no pointers; the place in the file stays.
+    let at = unsafe { libc::lseek(number, 0, libc::SEEK_CUR) }.max(0).cast_unsigned();
+    let size = status(number).map_or(u64::MAX, |status| status.st_size.max(0).cast_unsigned());
+    at.max(size).saturating_add(bytes as u64) > limit.rlim_cur
 }
 
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Warn as u8);
@@ -80,6 +128,9 @@ impl Line {
         // A full pipe would block the thread, and a pipe without a reader would raise a signal. The line is dropped then.
         // SAFETY: one valid entry.
         if unsafe { libc::poll(&raw mut ready, 1, 0) } != 1 || ready.revents != libc::POLLOUT {
+            return;
+        }
+        if exceeds_limit(number, self.used + 1) {
             return;
         }
         // SAFETY: `used + 1` bytes of the buffer are initialised. A failed write loses the line and nothing else.
