@@ -69,6 +69,11 @@ pub(crate) fn exported(name: &str) -> *mut c_void {
     SYMBOLS.get().map_or(ptr::null_mut(), |symbols| symbols.address(name))
 }
 
+/// Whether the driver is open. It stays so.
+pub(crate) fn is_open() -> bool {
+    OPEN.load(Ordering::Acquire)
+}
+
 /// Opens the driver and stores the addresses of its functions. Returns false if the calling thread is already inside this
 /// function: the driver's initialisers may look up symbols while it is being loaded.
 ///
@@ -78,7 +83,7 @@ pub(crate) fn open() -> bool {
     thread_local! {
         static OPENING: Cell<bool> = const { Cell::new(false) };
     }
-    if OPEN.load(Ordering::Acquire) {
+    if is_open() {
         return true;
     }
     if OPENING.replace(true) {

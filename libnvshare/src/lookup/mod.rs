@@ -111,16 +111,21 @@ pub(crate) fn has_hook(table: &Table, name: &str) -> bool {
     table.hooks.iter().any(|hook| hook.name == name)
 }
 
+/// Whether a driver is loaded. The loader is asked no more once it is open: that takes a lock that a forked child may find held for ever.
+fn is_driver_loaded() -> bool {
+    functions::is_open() || elf::is_loaded(DRIVER)
+}
+
 /// The driver's own function, if a driver is loaded that has it; else null.
 pub(crate) fn own_if_loaded(name: &[u8]) -> *mut c_void {
     let name = std::str::from_utf8(name).unwrap_or_default();
-    if elf::is_loaded(DRIVER) && functions::open() { functions::exported(name) } else { ptr::null_mut() }
+    if is_driver_loaded() && functions::open() { functions::exported(name) } else { ptr::null_mut() }
 }
 
 /// Whether the driver that is loaded lacks a function, or none is loaded: without the library, the program would not find it.
 pub(crate) fn is_absent(name: &[u8]) -> bool {
     let name = std::str::from_utf8(name).unwrap_or_default();
-    !elf::is_loaded(DRIVER) || functions::open() && functions::exported(name).is_null()
+    !is_driver_loaded() || functions::open() && functions::exported(name).is_null()
 }
 
 /// Whether `found` is the address of the hook, or the thunk, with this name, and not of the driver's function.
@@ -205,7 +210,7 @@ fn is_unknown(table: &Table, address: *mut c_void) -> bool {
 pub(crate) fn is_newer(table: &Table, name: &str) -> bool {
     is_of_driver(name)
         && !is_named(table, name)
-        && elf::is_loaded(DRIVER)
+        && is_driver_loaded()
         && functions::open()
         && !functions::exported(name).is_null()
 }

@@ -416,9 +416,11 @@ pub(crate) fn socket() -> &'static Path {
     if Path::new(paths::SYSTEM_SOCKET).exists() { systems } else { ours }
 }
 
-/// The `nvshare-ctl run` that started this process or an ancestor.
+/// The `nvshare-ctl run` that started this process or an ancestor. It is read once: a program that changes its environment stays in its
+/// tenant.
 pub(crate) fn run() -> Option<u64> {
-    env::var(names::RUN).ok()?.parse().ok()
+    static RUN: OnceLock<Option<u64>> = OnceLock::new();
+    *RUN.get_or_init(|| env::var(names::RUN).ok()?.parse().ok())
 }
 
 #[cfg(test)]

@@ -41,8 +41,28 @@ pub(crate) fn spawn_worker(name: &str, body: impl FnOnce() + Send + 'static) -> 
     })
 }
 
+/// Whether a thread can have values of its own. Rust's thread needs a key for that, and ends the process if there is none.
+fn has_keys() -> bool {
+    let mut keys: [libc::pthread_key_t; 2] = [0; 2];
+    // SAFETY: places for keys; those that are made are deleted.
+    unsafe {
+        let mut made = 0;
+        while let Some(key) = keys.get_mut(made) {
+            if libc::pthread_key_create(key, None) != 0 {
+                break;
+            }
+            made += 1;
+        }
+        keys.iter().take(made).for_each(|&key| _ = libc::pthread_key_delete(key));
+        made == keys.len()
+    }
+}
+
 /// Starts a thread of the library, with all signals blocked. Returns whether it was started.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
+    if !has_keys() {
+        return false;
+    }
     let body = move || {
         OWN.set(true);
         body();

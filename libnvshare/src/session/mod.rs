@@ -230,7 +230,11 @@ impl Thread {
                 }
             }
             Err(error) => {
-                log::debug(format_args!("{error}"));
+                log::debug(format_args!("{}: {error}", config::socket().display()));
+                // There may be a scheduler by which others share the limit.
+                if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+                    devices::all().for_each(Device::shut_out);
+                }
                 self.tell(Session::found_nobody);
             }
         }
@@ -286,7 +290,11 @@ impl Thread {
                 return;
             }
             match reply {
-                Reply::Client(SchedulerMessage::Quota { row }) => self.share_quota(row),
+                Reply::Client(SchedulerMessage::Quota { row }) => {
+                    if let Err(why) = self.share_quota(row) {
+                        return self.lack_quota(&why);
+                    }
+                }
                 Reply::Client(SchedulerMessage::HostMemory { offered, segments }) => {
                     let passed = match &mut self.library.wire {
                         Some(wire) if !segments.is_empty() => wire.take_passed(),
@@ -350,14 +358,20 @@ impl Thread {
     }
 
     /// The process shares its limits with others of its tenant.
-    fn share_quota(&mut self, row: u32) {
-        let Some(descriptor) = self.library.wire.as_mut().and_then(|wire| wire.take_passed().pop()) else {
-            return;
-        };
-        match quota::MappedPage::map(&descriptor, row as usize) {
-            Ok(page) => devices::all().for_each(|device| device.share_quota(Some(page))),
-            Err(error) => log::warn(format_args!("cannot map the page of the tenant's limits: {error}")),
-        }
+    fn share_quota(&mut self, row: u32) -> Result<(), String> {
+        let passed = self.library.wire.as_mut().and_then(|wire| wire.take_passed().pop());
+        let descriptor = passed.ok_or("the process has no descriptor left for it")?;
+        let page = quota::MappedPage::map(&descriptor, row as usize).map_err(|error| error.to_string())?;
+        devices::all().for_each(|device| device.share_quota(Some(page)));
+        Ok(())
+    }
+
+    /// The process cannot know what others have of a limit that it shares with them: it gets no memory until it can.
+    fn lack_quota(&mut self, why: &str) {
+        devices::all().for_each(Device::shut_out);
+        self.library.wire = None;
+        self.next_attempt = Instant::now() + RECONNECT_EVERY;
+        self.lose(&format!("it cannot follow the limits that it shares, and gets no memory of them: {why}"));
     }
 
     /// The connection is gone.

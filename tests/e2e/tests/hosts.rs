@@ -346,6 +346,54 @@ fn a_program_without_standard_descriptors() {
     passes("swap", "no_standard", &[], &[]);
 }
 
+/// Runs a guest beside a program with which it takes turns.
+fn passes_beside_another(name: &str) {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2"]);
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
+    let other = other.until_told().start();
+    Scheduler::until(&world, "it runs", |status| status.find(other.pid()).is_some());
+    let guest = Program::guest(&world, name, &[]).start().finish();
+    guest.passed();
+    assert!(guest.log.contains("received LockOk"), "it had no turns: {}", guest.log);
+    world.stop();
+    let longest = other.finish().intact().longest_s;
+    assert!(longest < 3.0, "the other one waited for {longest} s");
+}
+
+#[test]
+fn a_thread_with_other_descriptors_asks_for_the_lock() {
+    passes_beside_another("other_files");
+}
+
+#[test]
+fn a_program_that_forbids_itself_descriptors_takes_turns() {
+    passes_beside_another("no_new_files");
+}
+
+#[test]
+fn data_under_the_number_of_standard_error_gets_no_line() {
+    let world = World::simulated(CARD);
+    let data = world.dir().join("data");
+    let guest = Program::guest(&world, "data_at_two", &[&data.to_string_lossy()]);
+    guest.env("NVSHARE_LOG", "warn").start().finish().passed();
+    assert_eq!(std::fs::read_to_string(&data).expect("a file"), "data\n");
+}
+
+#[test]
+fn a_line_that_no_file_may_take_ends_nobody() {
+    passes("managed", "no_file_may_grow", &[], &[("NVSHARE_LOG", "warn")]);
+}
+
+/// The simulated driver has threads in Rust, too.
+#[test]
+fn a_program_without_keys_for_threads_runs_as_if_alone() {
+    let world = World::with_driver(&guest("odd_driver", true));
+    let finished = Program::guest(&world, "no_keys", &[]).start().finish();
+    finished.passed();
+    assert!(finished.log.contains("cannot start threads"), "{}", finished.log);
+}
+
 #[test]
 fn signals_of_the_host() {
     passes("managed", "signals", &[], &[]);

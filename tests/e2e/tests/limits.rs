@@ -52,6 +52,24 @@ fn without_a_scheduler_a_limit_holds_all_the_same(memory: &str) {
     assert_eq!(job.outcome.expect("an account").error.as_deref(), Some("cuMemAlloc: CUDA error 2"));
 }
 
+/// It cannot know what others have.
+#[test]
+fn a_process_without_descriptors_does_not_get_the_limit_that_it_shares() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let shares = |program: Program| program.env("NVSHARE_RUN", "7").env("NVSHARE_MEM_LIMIT", "100MiB");
+    let has = Program::workload(&world, "has", "--memory 80MiB --block 16MiB --kernel-us 100");
+    let has = shares(has).until_told().start();
+    Scheduler::until(&world, "it has its part", |status| {
+        status.find(has.pid()).is_some_and(|client| client.usage.iter().any(|u| u.allocated >= 80 * MIB))
+    });
+    for left in ["0", "1", "2", "3", "4", "5"] {
+        shares(Program::guest(&world, "few_left", &[left])).start().finish().passed();
+    }
+    world.stop();
+    has.finish().intact();
+}
+
 #[test]
 fn an_allocation_that_other_programs_leave_no_room_for_says_so() {
     let world = World::simulated(&[("NVSIM_MEMORY", "1GiB")]);
