@@ -65,7 +65,7 @@ fn status(number: c_int) -> Option<libc::stat> {
     unsafe { (libc::fstat(number, status.as_mut_ptr()) == 0).then(|| status.assume_init()) }
 }
 
-/// Whether so many bytes more would exceed the limit of a file's size: such a write raises a signal that ends the program (setrlimit(2)).
+/// Whether a write of this length would exceed the limit of a file's size. Such a write raises a signal that ends the program (setrlimit(2)).
 fn exceeds_limit(number: c_int, bytes: usize) -> bool {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a place for the answer.
