@@ -11,7 +11,7 @@ use nvshare_client::{Admission, Caller, Residency, Wait};
 
 use super::allocations::{self, Allocation, Kind, Part};
 use super::backing::{self, AllocationRequest, Made};
-use super::devices::Device;
+use super::devices::{self, Device};
 use super::{deferred_free, free, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::unwind::OnUnwind;
@@ -170,11 +170,10 @@ pub(crate) fn admitted<T, U>(
                 Shortage::Limit
             }
         };
-        // A limit has said already why.
-        let is_unsaid = shortage != Shortage::Limit;
         ladder.climb(shortage).inspect_err(|_| {
-            if is_unsaid {
-                device.say_crowded(bytes)
+            // A limit has said why already.
+            if shortage != Shortage::Limit {
+                devices::say_crowded(bytes);
             }
         })?;
     }

@@ -255,16 +255,6 @@ impl Device {
         ));
     }
 
-    /// Says that an allocation within the limits finds no memory on the GPU: other programs keep it.
-    pub(crate) fn say_crowded(&self, bytes: u64) {
-        let free = driver::free_memory().unwrap_or_default();
-        // As above.
-        let [bytes, free] = [bytes.div_ceil(MIB), free / MIB];
-        say_of_refusal(format_args!(
-            "an allocation of {bytes} MiB is refused: other programs keep their memory on the GPU, and {free} MiB of it are free"
-        ));
-    }
-
     /// Says which limit refuses an allocation.
     fn say_refused(&self, bytes: u64, refusal: Refusal) {
         let (used, most, full) = match refusal {
@@ -422,6 +412,15 @@ impl Device {
             bell::ring();
         }
     }
+}
+
+/// Says that an allocation within the limits finds no memory on the GPU. The driver is not asked for the free bytes: that may wait for work,
+/// and an allocation in stream order waits for none.
+pub(crate) fn say_crowded(bytes: u64) {
+    let bytes = bytes.div_ceil(MIB);
+    say_of_refusal(format_args!(
+        "an allocation of {bytes} MiB is refused: other programs keep their memory on the GPU"
+    ));
 }
 
 /// Says why an allocation is refused. A process warns of its first one alone: some programs find the end of the memory by trying.

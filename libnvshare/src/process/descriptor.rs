@@ -110,14 +110,14 @@ impl Drop for Held {
 }
 
 fn file_of(number: c_int) -> Option<(u64, u64)> {
-    let mut stat = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a place for the answer.
-    if unsafe { libc::fstat(number, stat.as_mut_ptr()) } != 0 {
-        return None;
-    }
-    // SAFETY: written.
-    let stat = unsafe { stat.assume_init() };
-    Some((stat.st_dev, stat.st_ino))
+    status(number).map(|status| (status.st_dev, status.st_ino))
+}
+
+/// The kernel's description of the file behind a number; `None`: it is not open.
+pub(crate) fn status(number: c_int) -> Option<libc::stat> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a place for the answer, which is written if the call succeeds.
+    unsafe { (libc::fstat(number, status.as_mut_ptr()) == 0).then(|| status.assume_init()) }
 }
 
 #[cfg(test)]

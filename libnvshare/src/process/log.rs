@@ -6,10 +6,9 @@
 
 use std::ffi::c_int;
 use std::fmt::{self, Write};
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use crate::process::descriptor::Descriptor;
+use crate::process::descriptor::{Descriptor, status};
 
 /// How much is logged. Each level includes the levels before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,12 +56,6 @@ pub(crate) fn remember_standard_error() {
 
 fn is_regular(number: c_int) -> bool {
     status(number).is_some_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFREG)
-}
-
-fn status(number: c_int) -> Option<libc::stat> {
-    let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a place for the answer, which is written if the call succeeds.
-    unsafe { (libc::fstat(number, status.as_mut_ptr()) == 0).then(|| status.assume_init()) }
 }
 
 /// Whether a write of this length would exceed the limit of a file's size. Such a write raises a signal that ends the program (setrlimit(2)).
