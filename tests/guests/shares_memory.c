@@ -537,7 +537,7 @@ static void full(void) {
     const char *wake = getenv("WAKE");
     start();
     load_kernel();
-    uint64_t moves = filled(200 * MIB, 0), large = filled(256 * MIB, 3);
+    uint64_t moves = filled(200 * MIB, 0), large = filled(1280 * MIB, 3);
     struct rlimit limit = {64, 64};
     CHECK(setrlimit(RLIMIT_NOFILE, &limit));
     for (int i = 0; i < 31; i++) CHECK(give(&handle, filled(2 * MIB, 1)));
@@ -547,7 +547,7 @@ static void full(void) {
         CHECK(FN(cuCtxSynchronize)());
     }
     CHECK(give(&handle, large));
-    holds_in_each_word(large, 256 * MIB, 3);
+    holds_in_each_word(large, 1280 * MIB, 3);
     EXPECT(holds(moves, 200 * MIB, 2 * MIB, rounds));
 }
 

@@ -1,7 +1,7 @@
 //! Memory that processes share by handles (CUDA IPC), or other devices reach by descriptors (dma-buf), with `NVSHARE_MEMORY=swap`: as
 //! natively. It stays on the card while another process or device has it.
 
-use nvshare_harness::{Finished, Program, Scheduler, World, wait_until};
+use nvshare_harness::{Finished, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::units::MIB;
 use nvshare_proto::{ClientStatus, Usage};
 
@@ -88,13 +88,15 @@ fn a_handle_that_failed_exchanges_nothing_again() {
     under_nvshare(BY_HANDLES, "retried");
 }
 
-/// Few descriptors are left, so that the exchange needs room for all of the memory at once. Others make way for as much.
+/// Few descriptors are left, so that the exchange needs room for all of the memory at once. Others make way for as much: for more than
+/// the 1 GiB to spare that any allocation brings.
 #[test]
 fn others_make_way_for_an_exchange() {
-    let world = World::with_memory("swap", CARD);
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
+    let world = World::with_memory("swap", &[("NVSIM_MEMORY", "3GiB"), CARD[1]]);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "3GiB", "--tq", "0.1"]);
+    let other = Program::workload(&world, "other", "--memory 1792MiB --block 64MiB --kernel-us 2000");
     let other = other.until_told().start();
+    until_allocated(&world, &other, 1792 * MIB);
     let guest = Program::guest(&world, BY_HANDLES, &["full"]).until_woken().start();
     Scheduler::until_turns(&world, &[&guest, &other], 4);
     world.wake();
@@ -114,6 +116,14 @@ fn alone() {
 #[test]
 fn shared_memory_stays_while_other_memory_moves() {
     stays_while_other_memory_moves(BY_HANDLES, "turns");
+}
+
+/// Waits until a program has all of its memory.
+fn until_allocated(world: &World, program: &Running, bytes: u64) {
+    Scheduler::until(world, "a program has all of its memory", |status| {
+        let has_all = |usage: &Usage| usage.allocated >= bytes;
+        status.find(program.pid()).is_some_and(|client| client.usage.iter().any(has_all))
+    });
 }
 
 fn immovable(client: &ClientStatus) -> u64 {
@@ -145,10 +155,7 @@ fn shared_memory_moves_while_nobody_else_has_it() {
     let other = Program::workload(&world, "other", "--memory 1008MiB --block 48MiB --kernel-us 2000");
     let other = other.until_told().start();
     // Beside memory that stays, it would not get as much.
-    Scheduler::until(&world, "the other one has all of its memory", |status| {
-        let allocated = |usage: &Usage| usage.allocated >= 1008 * MIB;
-        status.find(other.pid()).is_some_and(|client| client.usage.iter().any(allocated))
-    });
+    until_allocated(&world, &other, 1008 * MIB);
     let guest = Program::guest(&world, BY_HANDLES, &["lent"]).until_told().start();
     Scheduler::until_turns(&world, &[&guest, &other], 12);
     let until = |what: &str, is_so: &dyn Fn(&ClientStatus) -> bool| {
