@@ -123,35 +123,6 @@ fn without_a_scheduler_every_command_says_so() {
     }
 }
 
-#[test]
-fn every_field_of_the_json_is_documented() {
-    fn names(value: &serde_json::Value, found: &mut std::collections::BTreeSet<String>) {
-        match value {
-            serde_json::Value::Object(fields) => {
-                found.extend(fields.keys().cloned());
-                fields.values().for_each(|value| names(value, found));
-            }
-            serde_json::Value::Array(values) => values.iter().for_each(|value| names(value, found)),
-            _ => {}
-        }
-    }
-    let world = World::simulated(CARD);
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    let job = Program::workload(&world, "job", JOB).until_told().waits_for_go().start();
-    Running::go(&[&job]);
-    let mut found = std::collections::BTreeSet::new();
-    // The answer on the clients' socket has one field more.
-    for output in [Scheduler::ctl(&world, &["status", "--json"]), as_a_user(&world, &["status", "--json"])] {
-        names(&serde_json::from_slice(&output.stdout).expect("JSON"), &mut found);
-    }
-    world.stop();
-    job.finish().intact();
-    let page = include_str!("../../../docs/status.md");
-    let missing: Vec<_> = found.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
-    assert!(found.contains("others") && found.contains("command"), "{found:?}");
-    assert!(missing.is_empty(), "docs/status.md does not say what these are: {missing:?}");
-}
-
 /// The command line without a world's variables: a user who knows only the clients' socket.
 fn as_a_user(world: &World, arguments: &[&str]) -> Output {
     Command::new(&Artifacts::get().ctl)
