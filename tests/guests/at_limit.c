@@ -40,5 +40,11 @@ int main(void) {
     EXPECT(FN(cuMemAlloc_v2)(&refused, ALL + 4 * MIB) == 2);
     EXPECT(FN(cuStreamQuery)(stream) == 600);
     CHECK(FN(cuMemFree_v2)(alloc(ALL)));
+    // So does small memory that was freed.
+    uint64_t small[500];
+    for (int i = 0; i < 500; i++) small[i] = alloc(MIB);
+    CHECK(launch(small[0], MIB / 4, 400000, stream));
+    for (int i = 0; i < 500; i++) CHECK(FN(cuMemFreeAsync)(small[i], stream));
+    CHECK(FN(cuMemFree_v2)(alloc(ALL / 2)));
     return 0;
 }

@@ -26,6 +26,7 @@ use crate::process::{lifecycle, threads};
 use crate::work::contexts::{self, Context};
 use crate::work::drain::Drain;
 use crate::work::event::Event;
+use crate::work::life::Gone;
 use crate::work::stream_key::StreamKey;
 use crate::work::{callbacks, captures};
 use state::{By, DEFERRED, DeferredFree, Stage};
@@ -127,14 +128,30 @@ fn forget_freed(allocation: &Arc<Allocation>) {
     DEFERRED.remove(allocation);
 }
 
-/// Frees memory. If the library does not map it, the driver's free waits for the work of the device.
-fn free_due(allocation: &Arc<Allocation>) {
+/// Frees memory. If the library does not map it, the driver's free waits for the work of the device. Returns whether it is freed: not while
+/// its context is ending, which the driver may leave as it is.
+fn free_due(allocation: &Arc<Allocation>) -> bool {
     let base = allocation.base;
-    if let Some(free) = functions::cuMemFree_v2.get().filter(|_| is_listed(allocation)) {
+    let free = || match functions::cuMemFree_v2.get() {
         // SAFETY: an allocation that the program has given back; its context lives through the call.
-        let _ = allocation.context.with(|| free_now(base, Work::Complete, || unsafe { free(base) }).ok());
+        Some(free) => free_now(base, Work::Complete, || unsafe { free(base) }).ok(),
+        None => Ok(()),
+    };
+    let freed = if !is_listed(allocation) {
+        Err(Gone::Over)
+    } else if is_mapped(allocation) {
+        // This waits for a move of the memory. If its context is ending, the move is over only after that, so nothing here keeps it alive.
+        Ok(free())
+    } else {
+        allocation.context.with(free)
+    };
+    let is_freed = !matches!(freed, Err(Gone::Ending));
+    if is_freed {
+        forget_freed(allocation);
+    } else {
+        DEFERRED.put_off(allocation);
     }
-    forget_freed(allocation);
+    is_freed
 }
 
 /// Whether the library maps the memory. Its free does not call the driver's own, which waits.
@@ -144,9 +161,7 @@ fn is_mapped(allocation: &Allocation) -> bool {
 
 fn free_those_due(which: impl Fn(&DeferredFree) -> bool, asked: impl Fn(&Context) -> bool) {
     if look(asked) {
-        while let Some(allocation) = DEFERRED.begin_due(&which, By::Caller) {
-            free_due(&allocation);
-        }
+        while DEFERRED.begin_due(&which, By::Caller).is_some_and(|allocation| free_due(&allocation)) {}
     }
 }
 
@@ -221,8 +236,8 @@ fn run_thread() {
         let begin = |due: Arc<Allocation>| {
             DEFERRED.begin_due(|freed| Arc::ptr_eq(&freed.allocation, &due), By::OwnThread)
         };
-        if let Some(allocation) = DEFERRED.first_due().filter(may_end).and_then(begin) {
-            free_due(&allocation);
+        let due = DEFERRED.first_due().filter(may_end).and_then(begin);
+        if due.is_some_and(|allocation| free_due(&allocation)) {
             pause = MIN_PAUSE;
         } else {
             threads::sleep(pause);
@@ -340,6 +355,23 @@ mod tests {
         assert!(!is_freed(BASE) && !is_listed(&old));
         forget_freed(&old);
         assert!(!is_freed(BASE) && is_listed(&new));
+        allocations::remove(BASE);
+    }
+
+    #[test]
+    fn memory_whose_context_may_end_is_freed_later() {
+        const BASE: CUdeviceptr = 0x62_1000;
+        let context = contexts::learn(CUcontext(0x62_0000 as *mut _), 62);
+        let allocation =
+            Arc::new(Allocation::new(BASE, 8, 62, Arc::clone(&context), Kind::DeviceAsManaged, 0));
+        allocations::insert(&allocation);
+        DEFERRED.add_due(&allocation);
+        let take = || DEFERRED.begin_due(|freed| freed.is_in(&context), By::Caller);
+        context.life().end();
+        assert!(!free_due(&take().unwrap()) && is_freed(BASE));
+        // The driver has ended it after all.
+        context.life().over();
+        assert!(free_due(&take().unwrap()) && !is_freed(BASE));
         allocations::remove(BASE);
     }
 }

@@ -167,10 +167,19 @@ fn who_is_not_root_exchanges_memory() {
 
 #[test]
 fn a_green_context_ends_while_its_memory_is_copied() {
+    ends_while_its_memory_is_copied("green_ends_held");
+}
+
+#[test]
+fn memory_that_is_copied_is_freed_while_its_context_ends() {
+    ends_while_its_memory_is_copied("frees_while_leaving");
+}
+
+fn ends_while_its_memory_is_copied(guest: &str) {
     let world = World::with_memory("swap", &[CARD, &[("NVSHARE_CONTENT", "off")]].concat());
     let held = world.dir().join("held").to_string_lossy().into_owned();
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let guest = Program::guest(&world, "green_ends_held", &[]).holds_up("out", &held).start();
+    let guest = Program::guest(&world, guest, &[]).holds_up("out", &held).start();
     wait_until("the guest has its memory", || guest.out().contains("ready") || !guest.lives());
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --steps 20").start();
     guest.finish().passed();

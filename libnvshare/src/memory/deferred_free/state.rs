@@ -87,7 +87,12 @@ impl DeferredFrees {
     /// Bytes of a device that all frees together give back.
     pub(super) fn bytes_on(&self, device: CUdevice) -> u64 {
         let is_on = |free: &&DeferredFree| free.allocation.device == device;
-        self.0.read(|state| state.frees.iter().filter(is_on).map(|free| free.allocation.size).sum())
+        // Small memory may give its slab back.
+        let bytes = |free: &DeferredFree| {
+            let part = free.allocation.part.as_ref();
+            part.map_or(free.allocation.size, |part| part.asked)
+        };
+        self.0.read(|state| state.frees.iter().filter(is_on).map(bytes).sum())
     }
 
     /// Enters memory whose free is behind an event. False: the memory is among them already.
@@ -144,6 +149,14 @@ impl DeferredFrees {
             free.stage = Stage::BeingFreed(by);
             Some(Arc::clone(&free.allocation))
         })
+    }
+
+    /// Memory that was [taken on](Self::begin_due) is not freed yet: it is due as before.
+    pub(super) fn put_off(&self, allocation: &Arc<Allocation>) {
+        self.0.change(|state| {
+            let taken = state.frees.iter_mut().filter(|free| Arc::ptr_eq(&free.allocation, allocation));
+            taken.for_each(|free| free.stage = Stage::Due);
+        });
     }
 
     /// Removes the first free of this kind that is due: the memory belongs to the caller.
