@@ -63,10 +63,6 @@ pub(super) fn ask(bytes: u64) -> Supplied {
     let mut guard = supply();
     let supply = guard.get_or_insert_default();
     supply.refused = false;
-    if supply.offers && supply.asked.is_none() && supply.arrived.is_empty() {
-        (supply.wanted, supply.asked) = (Some(bytes), Some(Instant::now()));
-        bell::ring();
-    }
     let deadline = supply.asked.unwrap_or_else(Instant::now) + PATIENCE;
     loop {
         let supply = guard.get_or_insert_default();
@@ -79,6 +75,11 @@ pub(super) fn ask(bytes: u64) -> Supplied {
         }
         if supply.refused {
             return Supplied::Refused;
+        }
+        // Again, if another thread has given back what came, or the process has registered anew.
+        if supply.asked.is_none() {
+            (supply.wanted, supply.asked) = (Some(bytes), Some(Instant::now()));
+            bell::ring();
         }
         let wait = CHANGED.wait_timeout(guard, left.min(Duration::from_millis(50)));
         (guard, _) = wait.unwrap_or_else(PoisonError::into_inner);
@@ -197,4 +198,47 @@ fn is_whole(segment: HostSegment, file: &OwnedFd) -> bool {
         (found, libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS))
     };
     found && seals >= 0 && seals & libc::F_SEAL_GROW != 0 && segment.bytes.is_multiple_of(super::GRANULE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::FromRawFd;
+
+    use super::*;
+
+    /// A segment of the scheduler's.
+    fn segment(number: u64) -> (HostSegment, OwnedFd) {
+        let bytes = crate::memory::mapping::GRANULE;
+        // SAFETY: a name that lives through the call; the descriptor is this test's own.
+        let file = unsafe {
+            let file = libc::memfd_create(c"segment".as_ptr(), libc::MFD_ALLOW_SEALING);
+            assert!(libc::ftruncate(file, bytes as libc::off_t) == 0);
+            assert!(libc::fcntl(file, libc::F_ADD_SEALS, libc::F_SEAL_GROW) == 0);
+            OwnedFd::from_raw_fd(file)
+        };
+        (HostSegment { number, bytes }, file)
+    }
+
+    #[test]
+    fn what_was_given_back_before_the_asker_saw_it_is_asked_for_again() {
+        supply().get_or_insert_default().offers = true;
+        let asker = std::thread::spawn(|| ask(1));
+        let (begin, mut questions) = (Instant::now(), 0);
+        while !asker.is_finished() && begin.elapsed() < PATIENCE / 2 {
+            let is_asked = supply().as_ref().is_some_and(|supply| supply.asked.is_some());
+            questions += u32::from(is_asked);
+            match (is_asked, questions) {
+                // The answer came, and another thread gave it back.
+                (true, 1) => supply().get_or_insert_default().asked = None,
+                (true, _) => {
+                    let (segment, file) = segment(7_000_101);
+                    on_answer(true, vec![segment], vec![file]);
+                }
+                (false, _) => {}
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        on_connection_lost();
+        assert!(matches!(asker.join().unwrap(), Supplied::Segment(HostSegment { number: 7_000_101, .. }, _)));
+    }
 }
