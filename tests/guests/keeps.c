@@ -27,6 +27,17 @@ int main(int argc, char **argv) {
     CHECK(FN(cuDeviceSetMemPool)(0, pool));
     CHECK(FN(cuDeviceGetMemPool)(&current, 0));
     EXPECT(current == pool && FN(cuMemPoolDestroy)(pool) == 1);
+    if (argc > 1 && !strcmp(argv[1], "refused")) {
+        /* The pool keeps all of it when the driver refuses an allocation. */
+        CHECK(FN(cuMemAllocAsync)(&a, 60 * MIB, stream));
+        CHECK(FN(cuMemFreeAsync)(a, stream));
+        FILE *file = fopen(getenv("NVSIM_LOST"), "w");
+        EXPECT(file && fprintf(file, "1 0 %s", getenv("REFUSED")) > 0 && !fclose(file));
+        EXPECT(FN(cuMemAllocAsync)(&a, 50 * MIB, stream) == 1);
+        printf("refused\n"), fflush(stdout);
+        while (goes_on()) usleep(1000);
+        return 0;
+    }
     if (argc > 1) {
         /* 600 MiB that nobody uses are in nobody's way. */
         CHECK(FN(cuMemAllocAsync)(&a, 600 * MIB, stream));

@@ -12,7 +12,7 @@ use nvshare_client::{Admission, Caller, Residency, Wait};
 use super::allocations::{self, Allocation, Kind, Part};
 use super::backing::{self, AllocationRequest, Made};
 use super::devices::{self, Device};
-use super::{deferred_free, free, slabs};
+use super::{deferred_free, driver_reserve, free, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::unwind::OnUnwind;
 use crate::process::{bell, log, threads};
@@ -187,12 +187,24 @@ fn make_charged<T>(
     charged: u64,
     make: impl Fn(u64) -> Result<T, CUresult>,
 ) -> Result<T, CUresult> {
-    let undo = OnUnwind::new(|| device.release(bytes, charged, kind));
+    // A part may have been in the pool's reserve, and is there again. How much, the driver says.
+    let is_kept = kind.is_pools() && driver_reserve::is_kept_by_pools();
+    let give_back = || {
+        device.update(|account| {
+            if is_kept { account.keep(bytes, charged, kind) } else { account.release(bytes, charged, kind) }
+        });
+    };
+    let undo = OnUnwind::new(give_back);
     let made = make(charged);
     undo.done();
     match made {
         Ok(_) => log::debug(format_args!("allocated {bytes} bytes, {kind:?}, {charged} on the card")),
-        Err(_) => device.release(bytes, charged, kind),
+        Err(_) => {
+            give_back();
+            if is_kept {
+                driver_reserve::refresh(device);
+            }
+        }
     }
     made
 }

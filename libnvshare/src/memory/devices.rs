@@ -147,6 +147,9 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
     })
 }
 
+/// Free memory that the driver may not be able to hand out, in bytes.
+const OF_NO_USE: u64 = 64 * MIB;
+
 /// Least room that counts as lost when the driver lacks memory, in bytes: about what a context takes.
 const LOST_AT_ONCE: u64 = 256 * MIB;
 
@@ -313,6 +316,19 @@ impl Device {
         Some(Awaited(self)).filter(|_| !is_refused)
     }
 
+    /// Whether the scheduler gives the room on the card.
+    pub(crate) fn is_room_given(&self) -> bool {
+        let account = self.lock();
+        account.capacity().is_some() && account.is_metered()
+    }
+
+    /// Whether the driver has no memory for `bytes`, or does not say. It takes memory in pieces, so the last of it may be of no use.
+    pub(crate) fn is_full_for(&self, bytes: u64) -> bool {
+        let is_current = driver::current_device() == Ok(self.ordinal);
+        let free = if is_current { driver::free_memory().unwrap_or(0) } else { 0 };
+        free < bytes.saturating_add(OF_NO_USE)
+    }
+
     /// The driver has no memory for `bytes`, though the account had room. Contexts that are not measured yet may have it, or a
     /// process without the library. Some room counts as lost then, and the scheduler is asked for other room. False: there is
     /// no scheduler to ask.
@@ -320,11 +336,11 @@ impl Device {
     /// `ask` tells the session.
     pub(crate) fn lose_room(&self, bytes: u64, ask: impl FnOnce()) -> bool {
         let is_lost = self.update(|account| {
-            let is_told = account.capacity().is_some() && account.is_metered();
-            if is_told {
+            let is_given = account.capacity().is_some() && account.is_metered();
+            if is_given {
                 account.lose(bytes.max(LOST_AT_ONCE));
             }
-            is_told
+            is_given
         });
         if is_lost {
             static LOST: ThrottledLine = ThrottledLine::new(log::warn);

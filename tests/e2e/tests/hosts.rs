@@ -66,6 +66,22 @@ fn memory_that_the_driver_keeps_counts_and_gives_way(memory: &str) {
     // A driver without managed pools.
     passes(memory, "keeps", &[], &[("NVSHARE_MEM_LIMIT", "100MiB"), ("NVSIM_MANAGED_POOLS", "0")]);
 
+    // The calls of the library on a driver with managed pools, and on one without.
+    for (managed, call) in [("1", "cuMemAllocFromPoolAsync"), ("0", "cuMemAllocAsync")] {
+        let world = World::with_memory(memory, CARD);
+        let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+        let lost = world.dir().join("lost");
+        let guest = Program::guest(&world, "keeps", &["refused"]).env("NVSIM_LOST", &lost.to_string_lossy());
+        let guest = guest.env("NVSIM_MANAGED_POOLS", managed).env("REFUSED", call).until_told().start();
+        wait_until("it is refused", || guest.out() == "refused\n" || !guest.lives());
+        Scheduler::until(&world, "the pool keeps what it had", |status| {
+            status.client(guest.pid()).usage.iter().any(|usage| usage.allocated == 60 * MIB)
+        });
+        std::fs::remove_file(lost).expect("the file");
+        world.stop();
+        guest.finish().passed();
+    }
+
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let keeper = Program::guest(&world, "keeps", &["for others"]).until_told().start();

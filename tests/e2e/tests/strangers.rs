@@ -50,6 +50,24 @@ fn an_allocation_that_the_driver_has_no_memory_for_waits_until_others_leave() {
     }
 }
 
+/// So does plain memory, which stays. The other one goes on when it is free again.
+#[test]
+fn plain_memory_that_the_driver_does_not_have_waits_until_others_leave() {
+    let world = World::with_memory("swap", &[CARD, &[("NVSIM_MANAGED_POOLS", "0")]].concat());
+    let _scheduler = Scheduler::start(&world, &["--tq", "0.2"]);
+    let stranger = stranger(&world);
+    let other = client(&world, "other", 400);
+    Scheduler::until(&world, "the other one has all of its memory", |status| {
+        status.client(other.pid()).usage.iter().any(|usage| usage.allocated >= 400 * MIB)
+    });
+    let plain = "--memory 384MiB --block 64MiB --kernel-us 500 --steps 5 --ordered --full-check";
+    Program::workload(&world, "plain", plain).start().finish().intact();
+    world.stop();
+    stranger.finish().passed();
+    other.finish().intact();
+    world.moved_when_told();
+}
+
 /// The stranger takes what is free in the middle of hand-overs: the driver has nothing for the memory that comes back last.
 #[test]
 fn memory_that_the_driver_has_no_room_for_comes_back_when_others_leave() {

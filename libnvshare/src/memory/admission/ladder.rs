@@ -8,8 +8,9 @@ use crate::driver::types::CUresult;
 use crate::memory::allocations::Kind;
 use crate::memory::deferred_free::{self, LateFrees};
 use crate::memory::devices::{Awaited, Device};
+use crate::memory::mapping::DRIVER_IS_LATE;
 use crate::memory::{driver_reserve, free};
-use crate::process::bell;
+use crate::process::{bell, threads};
 
 /// How often one allocation finds that the driver has less than the account says, before it fails.
 const MAX_LOSSES: u32 = 16;
@@ -39,6 +40,7 @@ pub(super) enum Shortage {
 /// | wait for room | | x | |
 /// | have the driver release its reserve | x | x | |
 /// | wait for memory that ends later than it was freed | x | x | |
+/// | try again for a moment | | | x |
 /// | ask for other room | | | x |
 /// | wait for a scheduler that may come back | | | x |
 #[derive(Debug)]
@@ -51,6 +53,8 @@ pub(super) struct Ladder {
     awaited: Option<Awaited<'static>>,
     /// How often the driver had less than the account said.
     losses: u32,
+    /// When the driver first had less.
+    lost_since: Option<Instant>,
     /// When it first would have exceeded a limit.
     limited_since: Option<Instant>,
 }
@@ -66,6 +70,7 @@ impl Ladder {
             late_frees: LateFrees::begin(),
             awaited: None,
             losses: 0,
+            lost_since: None,
             limited_since: None,
         }
     }
@@ -87,7 +92,11 @@ impl Ladder {
                 Shortage::Room(lacks) => {
                     self.wait_for_room(lacks) || self.release_reserve() || self.wait_for_late_frees()
                 }
-                Shortage::Driver(charged) => self.ask_for_other_room(charged) || self.wait_for_scheduler(),
+                Shortage::Driver(charged) => {
+                    self.wait_for_driver(charged)
+                        || self.ask_for_other_room(charged)
+                        || self.wait_for_scheduler()
+                }
             };
         if has_helped { Ok(()) } else { Err(CUresult::OUT_OF_MEMORY) }
     }
@@ -116,8 +125,21 @@ impl Ladder {
         self.late_frees.wait(device.ordinal, is_enough)
     }
 
+    /// Memory that others gave back reaches the driver a moment later. The making of mapped memory has waited for that.
+    fn wait_for_driver(&mut self, charged: u64) -> bool {
+        let may_come = charged > 0 && !self.kind.is_movable() && self.device.is_room_given();
+        let is_worth_it =
+            may_come && self.lost_since.get_or_insert_with(Instant::now).elapsed() < DRIVER_IS_LATE;
+        if is_worth_it {
+            threads::pause();
+        }
+        is_worth_it
+    }
+
+    /// Not for memory that comes by page faults. The driver refuses plain memory for other reasons too: a pool may have a largest size.
     fn ask_for_other_room(&mut self, charged: u64) -> bool {
-        let is_asked = self.kind == Kind::Mapped
+        let is_lacking = || charged > 0 && !self.kind.is_movable() && self.device.is_full_for(self.bytes);
+        let is_asked = (self.kind == Kind::Mapped || is_lacking())
             && self.losses < MAX_LOSSES
             && self.device.lose_room(charged, bell::ring);
         self.losses += u32::from(is_asked);
