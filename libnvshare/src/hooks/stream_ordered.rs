@@ -89,19 +89,19 @@ pub(crate) unsafe fn alloc_from_pool_async<const PER_THREAD: bool>(
 ) -> CUresult {
     let known = pools::find(pool);
     let target = || target_of(StreamKey::new(stream, PER_THREAD).handle());
+    let on = match known {
+        // A default pool, nearly always that of the stream's device.
+        None => target(),
+        Some(known) => target().and_then(|(_, context)| Some((devices::get(known.device?)?, context))),
+    };
     if in_graph(stream, PER_THREAD) {
-        let on = target().map(|(device, _)| device);
+        let on = on.map(|(device, _)| device);
         let managed = known.is_some_and(|known| known.kind == Kind::ManagedPool);
         let plain = on.filter(|_| managed).and_then(|device| driver::default_pool(device.ordinal).ok());
         let pool = plain.unwrap_or(pool);
         // SAFETY: the caller's arguments. The pool may be another, as graphs have one of their own.
         return graphs::add_if_admitted(on, bytes as u64, || unsafe { real(place, bytes, pool, stream) });
     }
-    let on = match known {
-        // A default pool, nearly always that of the stream's device.
-        None => target(),
-        Some(known) => target().and_then(|(_, context)| Some((devices::get(known.device?)?, context))),
-    };
     let kind = known.map_or(Kind::PlainPool, |known| known.kind);
     // SAFETY: the caller's arguments, `place` or a place of ours.
     let call = |place| unsafe { real(place, bytes, pool, stream) };

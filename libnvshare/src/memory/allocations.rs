@@ -300,10 +300,12 @@ pub(crate) enum Ending {
 /// Removes the allocations that end with a context.
 pub(crate) fn remove_context(context: &Arc<Context>, ending: Ending) -> Vec<Arc<Allocation>> {
     let goes = |allocation: &Allocation| {
+        if allocation.kind.is_pools() {
+            // A pool may be on another device than the stream for which it hands out memory.
+            return ending == Ending::Device && allocation.device == context.device();
+        }
         let is_programs = allocation.mapped.as_ref().is_some_and(Mapped::is_programs);
-        Arc::ptr_eq(&allocation.context, context)
-            && !is_programs
-            && (ending == Ending::Device || !allocation.kind.is_pools())
+        Arc::ptr_eq(&allocation.context, context) && !is_programs
     };
     let going: Vec<Arc<Allocation>> = all().filter(|allocation| goes(allocation)).collect();
     let remove = |allocation: Arc<Allocation>| {
@@ -322,7 +324,11 @@ mod tests {
     use crate::driver::types::CUcontext;
 
     fn context(address: usize) -> Arc<Context> {
-        contexts::learn(CUcontext(address as *mut _), 0)
+        context_on(0, address)
+    }
+
+    fn context_on(device: CUdevice, address: usize) -> Arc<Context> {
+        contexts::learn(CUcontext(address as *mut _), device)
     }
 
     fn enter(base: CUdeviceptr, size: u64, device: CUdevice, context: &Arc<Context>, kind: Kind) {
@@ -355,13 +361,18 @@ mod tests {
 
     #[test]
     fn memory_of_pools_outlives_a_context_but_not_the_devices_own() {
-        let (one, other) = (context(0x30_0000), context(0x31_0000));
+        let (one, other) = (context_on(52, 0x30_0000), context_on(53, 0x31_0000));
         enter(0x30_1000, 1, 52, &one, Kind::DeviceAsManaged);
         enter(0x30_2000, 1, 52, &one, Kind::ManagedPool);
         enter(0x30_3000, 1, 52, &other, Kind::ProgramsManaged);
+        // Each from a pool of the other device.
+        enter(0x30_4000, 1, 52, &other, Kind::PlainPool);
+        enter(0x30_5000, 1, 53, &one, Kind::PlainPool);
         let bases = |gone: Vec<Arc<Allocation>>| gone.iter().map(|gone| gone.base).collect::<Vec<_>>();
         assert_eq!(bases(remove_context(&one, Ending::Context)), [0x30_1000]);
-        assert_eq!(bases(remove_context(&one, Ending::Device)), [0x30_2000]);
-        assert_eq!(bases(of_device(52)), [0x30_3000]);
+        let mut gone = bases(remove_context(&one, Ending::Device));
+        gone.sort_unstable();
+        assert_eq!(gone, [0x30_2000, 0x30_4000]);
+        assert_eq!((bases(of_device(52)), bases(of_device(53))), (vec![0x30_3000], vec![0x30_5000]));
     }
 }
