@@ -14,8 +14,8 @@ use nvshare_proto::ThrottledLine;
 use super::allocations::Allocation;
 use super::handles::{Extent, Handle};
 use super::loans::Loans;
-use super::pins;
 use super::sharers::Sharing;
+use super::{loans, pins};
 use crate::driver::Relaxed;
 use crate::driver::types::{CUipcMemHandle, CUresult};
 use crate::process::answering::{self, Asker, Tasks};
@@ -76,16 +76,18 @@ struct Holder {
     /// None: the memory has left the card since they were made.
     export: Option<Arc<Export>>,
     loans: Loans,
-    /// While there are loans.
-    sharing: Option<Sharing>,
+    /// While there are loans: with those that got the memory by each name.
+    sharing: Vec<(answering::Name, Sharing)>,
 }
 
 impl Holder {
     /// Keeps the memory on the card while another process has it.
     fn settle(&mut self) {
-        let is_lent = !self.loans.is_empty();
-        let begin = || Sharing::begin(&self.made_at);
-        self.sharing = is_lent.then(|| self.sharing.take().unwrap_or_else(begin));
+        if self.loans.is_empty() {
+            self.sharing.clear();
+        } else if self.sharing.iter().all(|(name, _)| *name != self.made_at) {
+            self.sharing.push((self.made_at, Sharing::begin(&self.made_at)));
+        }
         let Some(memory) = self.memory.upgrade() else { return };
         if self.loans.is_empty() { pins::take_back(&memory) } else { pins::lend(&memory) }
     }
@@ -176,15 +178,12 @@ pub(super) fn descriptors_left() -> usize {
     most.saturating_sub(open_descriptors())
 }
 
-/// The number of descriptors of all exports.
+/// The number of descriptors of all exports, and of the processes that have some memory.
 fn open_descriptors() -> usize {
     let exports = lock(&EXPORTS);
-    exports
-        .holders
-        .values()
-        .filter_map(|holder| holder.export.as_ref())
-        .map(|export| export.parts.len())
-        .sum()
+    let all = exports.holders.values().filter_map(|holder| holder.export.as_ref());
+    let parts: usize = all.map(|export| export.parts.len()).sum();
+    parts + loans::descriptors()
 }
 
 /// The descriptors of an allocation or slab, if it has any. They may not be intact any more.
@@ -221,7 +220,7 @@ pub(crate) fn add(
         made_at: means.name,
         export: None,
         loans: Loans::default(),
-        sharing: None,
+        sharing: Vec::new(),
     };
     let known = exports.holders.entry(holder.id).or_insert_with(new);
     if !known.is_known() {
@@ -413,7 +412,7 @@ mod tests {
     /// A holder whose memory is gone, with descriptors.
     fn holder() -> Holder {
         let export = Some(made([0; 16], Vec::new()));
-        Holder { memory: Weak::new(), made_at: [0; 16], export, loans: Loans::default(), sharing: None }
+        Holder { memory: Weak::new(), made_at: [0; 16], export, loans: Loans::default(), sharing: Vec::new() }
     }
 
     fn entry(holder: u64) -> Entry {
@@ -432,6 +431,21 @@ mod tests {
         assert!(withdraw(number) && find(number).is_none());
         forget(number);
         assert!(withdraw(number) && !lock(&EXPORTS).entries.contains_key(&number));
+    }
+
+    #[test]
+    fn memory_is_shared_with_those_that_got_it_by_an_earlier_name_as_well() {
+        let (me, mut lent) = (std::process::id() as libc::pid_t, holder());
+        assert!(lent.loans.add(me));
+        lent.settle();
+        // The program has closed the socket, and has asked for the handle again.
+        lent.made_at = [1; 16];
+        lent.settle();
+        let names = |holder: &Holder| holder.sharing.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+        assert_eq!(names(&lent), [[0; 16], [1; 16]]);
+        lent.loans.end(me);
+        lent.settle();
+        assert!(names(&lent).is_empty());
     }
 
     #[test]

@@ -22,6 +22,9 @@ const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 /// For how long a close waits for work. Beside a capture, or where work waits for the thread that closes, it would never end.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// The pause between two tries to tell a process that does not hear. A try may take as long as a hand-over may wait for it.
+const BEFORE_AGAIN: Duration = Duration::from_millis(200);
+
 /// Memory that a process has given this one, which is returned when this is dropped.
 #[derive(Debug)]
 struct Borrowed {
@@ -41,9 +44,38 @@ impl Drop for Borrowed {
 /// Memory that is unmapped, and whose process could not be told so: it had too many to hear, or this one had no descriptor left.
 static UNTOLD: Counted<Vec<Handle>> = Counted::new(Vec::new(), Vec::len);
 
+fn tell(handle: &Handle) -> bool {
+    answering::tell(&handle.exporter, &Word::Return(*handle).bytes())
+}
+
 fn give_back(handle: Handle) {
-    if !answering::tell(&handle.exporter, &Word::Return(handle).bytes()) {
+    // A process that did not hear the last word does not hear this one.
+    let is_deaf = UNTOLD.read(|all| all.iter().any(|untold| untold.exporter == handle.exporter));
+    if is_deaf || !tell(&handle) {
         UNTOLD.change(|all| all.push(handle));
+    }
+}
+
+/// Tells the processes that could not be told, up to the first that does not hear. That one is the last of the next try.
+fn tell_untold() {
+    static NEXT: Mutex<Option<Instant>> = Mutex::new(None);
+    if UNTOLD.count() == 0 {
+        return;
+    }
+    let now = Instant::now();
+    {
+        let mut next = lock(&NEXT);
+        if next.is_some_and(|next| now < next) {
+            return;
+        }
+        *next = Some(now + BEFORE_AGAIN);
+    }
+    let mut all = UNTOLD.change(std::mem::take);
+    let told = all.iter().take_while(|handle| tell(handle)).count();
+    let mut left = all.split_off(told);
+    if !left.is_empty() {
+        left.rotate_left(1);
+        UNTOLD.change(|all| all.append(&mut left));
     }
 }
 
@@ -160,7 +192,7 @@ pub(super) fn unmap_closed(asked: &dyn Fn(&Context) -> bool) {
     if !are_any_closed() {
         return;
     }
-    UNTOLD.change(std::mem::take).into_iter().for_each(give_back);
+    tell_untold();
     // The driver is asked without the lock: it may not answer before another thread of the program goes on.
     let all = CLOSED.read(Vec::clone);
     for over in all.iter().filter(|closed| closed.before.poll_in(asked)) {
@@ -189,6 +221,8 @@ pub(crate) fn open(
 
 fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Result<CUdeviceptr, CUresult> {
     static ONE: Mutex<()> = Mutex::new(());
+    // Memory that has come is entered, and so returned one day.
+    let _whole = threads::Uncancelled::begin();
     if flags != LAZY_ENABLE_PEER_ACCESS {
         return Err(CUresult::INVALID_VALUE);
     }
@@ -291,4 +325,29 @@ pub(super) fn forget_context(context: &Arc<Context>) {
     drop(imports);
     gone.iter().for_each(|import| import.mapping.unmap());
     unmap_closed(&|asked| std::ptr::eq(asked, &raw const **context));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_hears_nothing_costs_no_more_time_for_each_word() {
+        let exporter = [0x77; 16];
+        let deaf = answering::tests::deaf(&exporter);
+        let begin = Instant::now();
+        for allocation in 0..200 {
+            give_back(Handle { exporter, allocation, secret: [0; 16] });
+            tell_untold();
+        }
+        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+        assert!(UNTOLD.count() > 100, "it hears nothing");
+        // It has ended.
+        drop(deaf);
+        while UNTOLD.count() > 0 {
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            tell_untold();
+            threads::pause();
+        }
+    }
 }

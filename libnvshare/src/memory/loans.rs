@@ -1,13 +1,39 @@
 //! The processes that have memory of this one, as far as this one knows.
 
 use std::ffi::c_int;
+use std::sync::{Arc, Mutex, Weak};
 
+use crate::process::lock::lock;
 use crate::process::other::OtherProcess;
+
+/// The processes that have some memory of this one. Each needs one descriptor, however much it has.
+static BORROWERS: Mutex<Vec<Weak<OtherProcess>>> = Mutex::new(Vec::new());
+
+/// The process that has a number now. `None`: there is none, or no descriptor is left by which its end would be seen.
+fn borrower(process: libc::pid_t) -> Option<Arc<OtherProcess>> {
+    let mut all = lock(&BORROWERS);
+    all.retain(|known| known.strong_count() > 0);
+    let is_it = |known: &Arc<OtherProcess>| {
+        known.number == process && known.watched().is_some() && !known.has_ended()
+    };
+    if let Some(known) = all.iter().filter_map(Weak::upgrade).find(is_it) {
+        return Some(known);
+    }
+    let new = Arc::new(OtherProcess::find(process).filter(|new| !new.lacks_descriptor)?);
+    all.push(Arc::downgrade(&new));
+    Some(new)
+}
+
+/// The number of descriptors for the processes that have some memory.
+pub(super) fn descriptors() -> usize {
+    let all = lock(&BORROWERS);
+    all.iter().filter_map(Weak::upgrade).filter(|known| known.watched().is_some()).count()
+}
 
 /// A process that has the memory.
 #[derive(Debug)]
 struct Loan {
-    borrower: OtherProcess,
+    borrower: Arc<OtherProcess>,
     /// How often it got the memory and has not returned it.
     times: u32,
 }
@@ -21,7 +47,7 @@ impl Loans {
         self.0.is_empty()
     }
 
-    /// A process gets the memory. Returns whether there is such a process.
+    /// A process gets the memory. Returns whether there is such a process, and its end will be seen as far as the system says it.
     pub(super) fn add(&mut self, process: libc::pid_t) -> bool {
         // One that has ended may have had the same number.
         self.end_of_ended();
@@ -29,7 +55,7 @@ impl Loans {
             known.times += 1;
             return true;
         }
-        let found = OtherProcess::find(process);
+        let found = borrower(process);
         let is_there = found.is_some();
         self.0.extend(found.map(|borrower| Loan { borrower, times: 1 }));
         is_there
@@ -81,6 +107,20 @@ mod tests {
         assert!(loans.is_empty());
         loans.end(me);
         assert!(loans.is_empty());
+    }
+
+    #[test]
+    fn a_process_needs_one_descriptor_for_all_that_it_has() {
+        let (me, mut one, mut other) =
+            (std::process::id() as libc::pid_t, Loans::default(), Loans::default());
+        assert!(one.add(me) && other.add(me));
+        assert_eq!(one.watched().collect::<Vec<_>>(), other.watched().collect::<Vec<_>>());
+        one.end(me);
+        assert_eq!(other.watched().count(), 1, "the other memory is still lent");
+        // The program has closed it.
+        other.forget_descriptors();
+        assert!(one.add(me));
+        assert_eq!((one.watched().count(), other.watched().count()), (1, 0));
     }
 
     #[test]

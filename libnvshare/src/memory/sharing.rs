@@ -15,14 +15,14 @@ use std::time::Duration;
 use nvshare_proto::ThrottledLine;
 use nvshare_proto::units::MIB;
 
-use super::allocations::{Allocation, Kind};
+use super::allocations::{self, Allocation, Kind};
 use super::backing::{AllocationRequest, Work};
 use super::exports::Means;
 use super::mapping::Mapped;
 use super::{admission, deferred_free, devices, exports, free, lending, slabs};
 use crate::driver::types::{CUipcMemHandle, CUresult};
 use crate::process::lock::lock;
-use crate::process::{lifecycle, log, passing};
+use crate::process::{lifecycle, log, passing, threads};
 use crate::work::standstill;
 
 /// How often the program's work may run for too long before a device reaches memory. Each time, a call of the program waits.
@@ -116,7 +116,10 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        free::free(self.0.base, Work::Complete, || CUresult::SUCCESS);
+        // If its context has ended, the address may be other memory's.
+        if allocations::find(self.0.base).is_some_and(|now| Arc::ptr_eq(&now, &self.0)) {
+            free::free(self.0.base, Work::Complete, || CUresult::SUCCESS);
+        }
     }
 }
 
@@ -127,6 +130,8 @@ impl Drop for Room {
 /// The driver's, if the memory cannot be exchanged. NOT_READY: the program's work does not come to an end. OPERATING_SYSTEM: the process
 /// has no descriptors, or no thread, to give the memory to others.
 pub(crate) fn share(allocation: &Arc<Allocation>, room: Option<Room>) -> Result<CUipcMemHandle, CUresult> {
+    // Descriptors are closed here.
+    let _whole = threads::Uncancelled::begin();
     // Another thread may have been first.
     if let Some(handle) = handle_of(allocation) {
         return handle;
@@ -202,4 +207,24 @@ fn say_refused(allocation: &Allocation, why: std::fmt::Arguments<'_>) {
     static REFUSED: ThrottledLine = ThrottledLine::new(log::warn);
     let mib = allocation.asked().unwrap_or(0).div_ceil(MIB);
     REFUSED.say(format_args!("{mib} MiB cannot be shared with other processes: {why}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::types::{CUcontext, CUdeviceptr};
+    use crate::work::contexts;
+
+    #[test]
+    fn room_whose_context_has_ended_frees_no_other_memory() {
+        const BASE: CUdeviceptr = 0x63_1000;
+        let context = contexts::learn(CUcontext(0x63_0000 as *mut _), 63);
+        let new = || Arc::new(Allocation::new(BASE, 8, 63, Arc::clone(&context), Kind::Mapped, 0));
+        let (room, other) = (Room(new()), new());
+        allocations::insert(&room.0);
+        allocations::remove(BASE);
+        allocations::insert(&other);
+        drop(room);
+        assert!(allocations::remove(BASE).is_some_and(|now| Arc::ptr_eq(&now, &other)));
+    }
 }

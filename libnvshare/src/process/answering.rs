@@ -21,6 +21,7 @@ use super::descriptor::{Descriptor, Held};
 use super::lock::lock;
 use super::other::OtherProcess;
 use super::passing;
+use super::threads::Uncancelled;
 use super::{lifecycle, log, threads};
 
 /// The random part of an address.
@@ -117,6 +118,7 @@ pub(crate) fn own_name() -> Option<Name> {
 /// The system's: no descriptor, no thread, or no random numbers.
 pub(crate) fn listen(tasks: Tasks) -> io::Result<Name> {
     static STARTING: Mutex<()> = Mutex::new(());
+    let _whole = Uncancelled::begin();
     let _one = lock(&STARTING);
     if let Some(name) = own_name() {
         return Ok(name);
@@ -323,6 +325,7 @@ fn hear(connection: Connection, tasks: Tasks) {
 /// # Errors
 /// A text: nobody listens there, it is of another user, or there is no answer.
 pub(crate) fn ask(name: &Name, question: &[u8; QUESTION]) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
+    let _whole = Uncancelled::begin();
     for _ in 1..TRIES {
         match ask_within(ASKER_PATIENCE, name, question)? {
             // It is gone, has changed its mind, or could not do then what it has to do first.
@@ -336,6 +339,7 @@ pub(crate) fn ask(name: &Name, question: &[u8; QUESTION]) -> Result<(Vec<u8>, Ve
 /// Tells the process that listens at a name something, and waits for no answer. Returns whether it need not be told again: it has the
 /// word, or nobody listens there any more.
 pub(crate) fn tell(name: &Name, word: &[u8; QUESTION]) -> bool {
+    let _whole = Uncancelled::begin();
     let told = connect_and_say(Instant::now() + TELLER_PATIENCE, name, word);
     told.is_ok() || !is_there(name)
 }
@@ -429,4 +433,4 @@ fn until<T>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -89,8 +89,9 @@ impl Held {
     /// Closes it, as a forked child does with what is its parent's.
     pub(crate) fn close(&self) {
         if let Some(number) = self.0.take() {
+            // A raw system call: `close` is a cancellation point, and this is no place to unwind from.
             // SAFETY: a descriptor of ours, which is used no more.
-            unsafe { libc::close(number) };
+            unsafe { libc::syscall(libc::SYS_close, number) };
         }
     }
 }

@@ -13,6 +13,8 @@ pub(crate) struct OtherProcess {
     pub(crate) number: libc::pid_t,
     /// None: the system does not say when it ends.
     end: Option<Held>,
+    /// It would say so, but this process has no descriptor left.
+    pub(crate) lacks_descriptor: bool,
 }
 
 impl OtherProcess {
@@ -21,12 +23,13 @@ impl OtherProcess {
         // SAFETY: no pointers.
         let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
         if opened < 0 {
-            let is_gone = io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
-            return (!is_gone).then_some(Self { number, end: None });
+            let error = io::Error::last_os_error().raw_os_error();
+            let lacks_descriptor = matches!(error, Some(libc::EMFILE | libc::ENFILE));
+            return (error != Some(libc::ESRCH)).then_some(Self { number, end: None, lacks_descriptor });
         }
         // SAFETY: the descriptor is new and ours.
         let end = Held::new(unsafe { OwnedFd::from_raw_fd(opened as c_int) });
-        Some(Self { number, end: Some(end) })
+        Some(Self { number, end: Some(end), lacks_descriptor: false })
     }
 
     /// A descriptor that can be read when the process has ended, with all its threads.
@@ -92,7 +95,7 @@ mod tests {
         // The number of a file of the program.
         // SAFETY: the descriptor is new and the test's.
         let event = unsafe { OwnedFd::from_raw_fd(libc::eventfd(1, libc::EFD_CLOEXEC)) };
-        let mistaken = OtherProcess { number: 1, end: Some(Held::new(event)) };
+        let mistaken = OtherProcess { number: 1, end: Some(Held::new(event)), lacks_descriptor: false };
         assert!(!mistaken.has_ended());
     }
 }

@@ -120,6 +120,38 @@ impl Pace {
     }
 }
 
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`, of glibc and musl.
+const CANCEL_DISABLE: libc::c_int = 1;
+
+/// While this lives, the thread is not cancelled inside a function of the C library: some of them are cancellation points, and Rust does
+/// not unwind from them. The thread is cancelled at its next one.
+#[derive(Debug)]
+pub(crate) struct Uncancelled {
+    before: libc::c_int,
+    /// It is of the thread that made it.
+    _thread: std::marker::PhantomData<*const ()>,
+}
+
+impl Uncancelled {
+    pub(crate) fn begin() -> Self {
+        let mut before = 0;
+        // SAFETY: a place for the state before.
+        unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+        Self { before, _thread: std::marker::PhantomData }
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: the state before; the other one is not asked for.
+        unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
+    }
+}
+
 /// Sleeps for less than a second. It is a raw system call, since the C library's functions are cancellation points.
 pub(crate) fn sleep(time: Duration) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };

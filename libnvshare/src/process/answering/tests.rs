@@ -1,15 +1,24 @@
 use super::*;
 
+/// A process at a name that hears nothing: one asker is in its queue, and others wait for a place there.
+pub(crate) fn deaf(name: &Name) -> Held {
+    let silent = socket(0).unwrap();
+    let (address, length) = address_of(name);
+    let number = silent.get().unwrap();
+    // SAFETY: an address of the given length.
+    unsafe {
+        assert_eq!(libc::bind(number, (&raw const address).cast(), length), 0);
+        assert_eq!(libc::listen(number, 0), 0);
+    }
+    silent
+}
+
 #[test]
 fn signals_do_not_prolong_a_wait() {
     extern "C" fn handle(_signal: c_int) {}
-    let silent = socket(0).unwrap();
-    let (address, length) = address_of(&[3; 16]);
-    // SAFETY: an address of the given length; a handler that does nothing; the calling thread.
+    let _deaf = deaf(&[3; 16]);
+    // SAFETY: a handler that does nothing; the calling thread.
     let asker = unsafe {
-        let number = silent.get().unwrap();
-        assert_eq!(libc::bind(number, (&raw const address).cast(), length), 0);
-        assert_eq!(libc::listen(number, 0), 0);
         libc::signal(libc::SIGUSR2, handle as extern "C" fn(c_int) as usize);
         libc::pthread_self()
     };
@@ -177,4 +186,27 @@ fn other_users_are_looked_at_less_and_less_often() {
     pause = pause.after(false, begin);
     assert!(pause.is_over(begin));
     assert_eq!(pause.after(true, begin).length, MIN_PAUSE);
+}
+
+/// The C library's functions in it are cancellation points, from which Rust does not unwind.
+#[test]
+fn a_thread_that_is_cancelled_while_it_asks_has_asked() {
+    static HAS_ASKED: AtomicU64 = AtomicU64::new(0);
+    extern "C" fn ask_cancelled(_: *mut std::ffi::c_void) -> *mut std::ffi::c_void {
+        // SAFETY: the calling thread; it is cancelled at its next cancellation point.
+        unsafe { libc::pthread_cancel(libc::pthread_self()) };
+        assert!(ask(&[4; 16], &[7; QUESTION]).is_err());
+        assert!(tell(&[4; 16], &[7; QUESTION]));
+        HAS_ASKED.store(1, Ordering::SeqCst);
+        std::ptr::null_mut()
+    }
+    // SAFETY: a place for the thread, which is waited for.
+    unsafe {
+        let mut thread = std::mem::zeroed();
+        let made =
+            libc::pthread_create(&raw mut thread, std::ptr::null(), ask_cancelled, std::ptr::null_mut());
+        assert_eq!(made, 0);
+        assert_eq!(libc::pthread_join(thread, std::ptr::null_mut()), 0);
+    }
+    assert_eq!(HAS_ASKED.load(Ordering::SeqCst), 1);
 }
