@@ -480,11 +480,15 @@ impl Machine {
     }
 
     fn lost(&mut self, now: Duration) {
-        self.connected = false;
+        // Connections that nobody answers prolong no wait.
+        if std::mem::take(&mut self.connected) {
+            self.silent_since = Some(now);
+        } else {
+            self.silent_since.get_or_insert(now);
+        }
         self.lock_requested = false;
         self.waiters = false;
         self.idleness.forget();
-        self.silent_since = Some(now);
         self.forget_kept();
         self.end_next();
         match self.phase {

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, VERSION, codec};
 
@@ -166,7 +166,14 @@ fn try_to_ask(run: Option<u64>, version: u16) -> Option<TenantPage<(u32, OwnedFd
     stream.set_write_timeout(Some(LOOK_PATIENCE)).ok()?;
     write_all(stream.as_raw_fd(), &codec::encode_in(version, &Request::Look { run }).ok()?).ok()?;
     let (mut bytes, mut passed) = ([0; 256], VecDeque::new());
-    let read = receive_with(stream.as_raw_fd(), &mut bytes, &mut passed).ok()?;
+    // A signal of the program ends a call with a time limit early, whatever its handler asks for.
+    let until = Instant::now() + LOOK_PATIENCE;
+    let read = loop {
+        match receive_with(stream.as_raw_fd(), &mut bytes, &mut passed) {
+            Err(error) if error.kind() == ErrorKind::Interrupted && Instant::now() < until => {}
+            read => break read.ok()?,
+        }
+    };
     let answer = bytes.get(..read)?;
     if let Some(older) = codec::falls_back(version, answer) {
         return try_to_ask(run, older);

@@ -525,3 +525,18 @@ fn room_to_restore_into_that_comes_late_is_taken_and_changes_nothing() {
         [Action::Give(room(5)), Action::Post(MoverOrder::Restore)]
     );
 }
+
+#[test]
+fn connections_that_nobody_answers_prolong_no_wait() {
+    let mut client = Client::registered(InitialState::Parked);
+    client.feed(Input::ThreadsWaiting);
+    client.feed(Input::Lost);
+    let mut actions = Vec::new();
+    for _ in 0..5 {
+        actions.append(&mut client.wait(MS(1000)));
+        actions.append(&mut client.feed(Input::Registering { version: VERSION }));
+        actions.append(&mut client.feed(Input::Lost));
+    }
+    actions.append(&mut client.wait(MS(500)));
+    assert!(actions.contains(&Action::Begin { anyway: false }), "{actions:?}");
+}
