@@ -198,6 +198,12 @@ static void first(const char *what) {
         CHECK(FN(cuStreamCreate)(&captured_, 1));
         CHECK(pthread_create(&beginner_, NULL, begin_capture, NULL));
     }
+    if (!strcmp(what, "other_card")) {
+        void *other;
+        CHECK(FN(cuDevicePrimaryCtxRetain)(&other, 1));
+        CHECK(FN(cuCtxSetCurrent)(other));
+        CHECK(FN(cuCtxSetCurrent)(context));
+    }
     if (!strcmp(what, "captures")) {
         CHECK(FN(cuStreamCreate)(&captured_, 1));
         CHECK(FN(cuStreamBeginCapture_v2)(captured_, 2));

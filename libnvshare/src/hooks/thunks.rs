@@ -65,8 +65,9 @@ extern "C" fn find_and_wait(slot: &AtomicPtr<()>) -> *const () {
 
 /// Whether a slot is that of a function which ends a process that is off the card. One of them ends its child, too (measured).
 fn is_fatal_away(slot: &AtomicPtr<()>) -> bool {
-    const FATAL: [&str; 3] = ["cuCtxSynchronize", "cuStreamQuery", "cuEventQuery"];
-    THUNKS.iter().any(|thunk| ptr::eq(thunk.real, slot) && FATAL.contains(&thunk.name))
+    const FATAL: [&str; 4] = ["cuCtxSynchronize", "cuStreamSynchronize", "cuStreamQuery", "cuEventQuery"];
+    let is_fatal = |name: &str| FATAL.contains(&name.trim_end_matches("_ptsz").trim_end_matches("_v2"));
+    THUNKS.iter().any(|thunk| ptr::eq(thunk.real, slot) && is_fatal(thunk.name))
 }
 
 /// The driver's answer in a forked child.

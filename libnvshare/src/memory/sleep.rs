@@ -13,7 +13,7 @@ mod stacks;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use nvshare_client::Kind;
@@ -28,8 +28,10 @@ use crate::process::blocked::Unseen;
 use crate::process::lock::lock;
 use crate::process::{config, host_memory, lifecycle, log, threads};
 use crate::work::captures;
+use crate::work::contexts::{self, Context};
 use crate::work::drain::Drain;
 use crate::work::gate::{self, door};
+use crate::work::used_devices;
 
 /// The program's threads, and its calls that are under way, have this long to come to rest.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -142,6 +144,12 @@ fn check_now() -> Result<(), Stays> {
     // The driver takes such a process off the card and cannot bring it back: the restore answers 304 (measured).
     if pools::has_managed() {
         return Err(Stays::for_good("it has a pool of managed memory"));
+    }
+    // The scheduler keeps nothing free there for its way back.
+    let is_unknown =
+        |context: &Arc<Context>| !context.life().is_over() && !used_devices::contains(context.device());
+    if contexts::all().iter().any(is_unknown) {
+        return Err(Stays::now("it has a context on a GPU that it does not use"));
     }
     // The memory that does not move is on the card, and the driver copies it.
     let stays = devices::all().map(|device| device.account().charged()).sum();

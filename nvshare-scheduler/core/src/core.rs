@@ -46,6 +46,7 @@ impl Core {
             Event::Exited { client, identity } => books.on_exited(client, identity),
             Event::Stopped { client, stopped } => books.on_stopped(client, stopped),
             Event::Measured(measured) => books.on_measured(&measured),
+            Event::Unmeasured { gpu } => books.on_unmeasured(gpu),
             Event::Deadline => {}
         }
         books.reconcile();

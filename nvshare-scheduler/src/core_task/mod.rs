@@ -203,10 +203,14 @@ impl CoreTask {
             }
             Command::Looked { gpu, seen } => {
                 let is_wanted = self.nvml.answered(gpu);
-                if let Some(seen) = seen.filter(|_| is_wanted) {
-                    self.unowned.insert(gpu, seen.unowned);
-                    let measured = self.attribute(gpu, seen);
-                    self.core.handle(Event::Measured(measured), now);
+                match seen {
+                    Some(seen) if is_wanted => {
+                        self.unowned.insert(gpu, seen.unowned);
+                        let measured = self.attribute(gpu, seen);
+                        self.core.handle(Event::Measured(measured), now);
+                    }
+                    None if is_wanted => self.core.handle(Event::Unmeasured { gpu }, now),
+                    _ => {}
                 }
             }
             Command::Described { client, command } => {

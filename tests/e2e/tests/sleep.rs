@@ -326,7 +326,7 @@ fn who_stays_says_why_and_goes_on() {
     let reached = || stays("others may reach its memory", false);
     let reaches = || stays("others reach its memory, or it reaches theirs", true);
     let pool = || stays("it has a pool of managed memory", true);
-    let cases: [Case; 17] = [
+    let cases: [Case; 18] = [
         (&[], &[("NVSHARE_SLEEP", "0")], stays("NVSHARE_SLEEP is not 1", true)),
         (&[], &[("NVSHARE_MEMORY", "off")], stays(no_swap, true)),
         (&["first", "managed", "copy"], &[], stays("it has managed memory", false)),
@@ -339,6 +339,11 @@ fn who_stays_says_why_and_goes_on() {
         (&["first", "describes", "copy"], &[("NVSHARE_PLAIN", "all")], reaches()),
         (&["first", "imports", "copy"], &[], reaches()),
         (&["first", "captures", "copy"], &[], stays("a capture is open", false)),
+        (
+            &["first", "other_card", "copy"],
+            &[("NVSIM_GPUS", "2")],
+            stays("it has a context on a GPU that it does not use", false),
+        ),
         (&["first", "spins", "copy"], &[], stays("its threads are busy", false)),
         (&["first", "calls", "copy"], &[], stays("it is at work", false)),
         (&["first", "bound_past", "copy"], &[], stays("its program is linked to cuEventQuery", true)),

@@ -77,6 +77,10 @@ impl Machine {
     /// The message, if it has its effect now.
     pub(super) fn unless_asleep(&mut self, message: SchedulerMessage) -> Option<SchedulerMessage> {
         use SchedulerMessage as M;
+        if matches!(message, M::SchedOn { .. }) {
+            // It registered while scheduling was off.
+            self.sleeper.is_alone = false;
+        }
         match (self.sleeper.stage, message) {
             (_, M::Sleep) => self.fall_asleep(),
             (_, M::Wake) => self.come_back(),

@@ -57,6 +57,11 @@ pub enum Event {
     },
     /// A GPU was measured.
     Measured(Measured),
+    /// Nothing measures a GPU at present.
+    Unmeasured {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
     /// The time that [`Core::next_deadline`](crate::Core::next_deadline) named has come.
     Deadline,
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nvshare_proto::{EventKind, SchedulerMessage};
 
-use crate::policy::sleep::MAX_WAIT_FOR_IDLE;
+use crate::policy::sleep::{MAX_WAIT_FOR_IDLE, MAX_WAIT_FOR_LOOK};
 use crate::state::client::{ClientId, Phase};
 use crate::state::rest::Rest;
 use crate::state::sleep::Sleep;
@@ -89,10 +89,17 @@ impl Books {
         if !matches!(phase, Phase::Parked | Phase::Free) {
             self.park(id, phase);
         }
+        let was_sent = took.is_some();
         self.change_client(id, |client| {
             client.sleep = Sleep::Away;
             client.is_unresponsive = false;
+            client.came_asleep_at = (!was_sent).then_some(now);
         });
+        if !was_sent {
+            let gpus = self.state().gpus_used_by(id);
+            gpus.into_iter().for_each(|uuid| self.report_mut().measure(uuid));
+            self.agenda_mut().follow_sleeper_at(now + MAX_WAIT_FOR_LOOK, id);
+        }
         let listed = self.state().client(id).is_some_and(|c| c.accounts.values().any(|a| a.is_listed()));
         self.change_each_gpu_of(id, |gpu, account| {
             gpu.size.overhead = gpu.size.overhead.saturating_sub(account.overhead());
@@ -138,6 +145,7 @@ impl Books {
         self.change_client(id, |client| {
             client.sleep = Sleep::No;
             client.is_unresponsive = false;
+            client.came_asleep_at = None;
         });
         self.change_each_gpu_of(id, |gpu, account| {
             gpu.size.overhead = gpu.size.overhead.saturating_add(account.overhead());

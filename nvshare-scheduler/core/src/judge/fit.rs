@@ -87,8 +87,9 @@ impl State {
         let restores = matches!(self.phase(id), Some(Phase::Granted { .. }));
         let stays = |other, entry: &Entry| match self.client(other) {
             Some(client) => client.accounts.get(&gpu.uuid).map_or(0, |account| {
-                let is_lost = client.stopped && client.may_go_on_until.is_none() && !restores;
-                if is_lost { client.pinned(account) } else { account.pinned(client.memory) }
+                let is_lost =
+                    client.stopped && client.may_go_on_until.is_none() || client.sleep.is_off_card();
+                if is_lost && !restores { client.pinned(account) } else { account.pinned(client.memory) }
             }),
             None => entry.pinned,
         };

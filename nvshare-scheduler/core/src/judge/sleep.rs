@@ -6,7 +6,7 @@ use nvshare_proto::{Amount, GpuUuid, MemoryMode};
 
 use crate::Time;
 use crate::policy::rest::{self, Resting};
-use crate::policy::sleep::{self, Candidate, Step};
+use crate::policy::sleep::{self, Candidate, MAX_WAIT_FOR_LOOK, Step};
 use crate::state::State;
 use crate::state::account::Account;
 use crate::state::client::{Client, ClientId, Phase};
@@ -139,7 +139,13 @@ impl State {
     pub(crate) fn may_wake(&self, client: &Client) -> bool {
         let Sleep::Wanted { since } = client.sleep else { return false };
         let passed_over = self.passed_over();
+        // The part of its memory that was given away is not known before.
+        let is_look_awaited =
+            client.came_asleep_at.is_some_and(|at| self.now().saturating_sub(at) < MAX_WAIT_FOR_LOOK);
         client.accounts.keys().filter_map(|uuid| self.gpu(*uuid)).all(|gpu| {
+            if is_look_awaited && !gpu.is_look_answered {
+                return false;
+            }
             let sleepers = gpu.ledger.sleepers();
             let room = |id| gpu.ledger.entry(id).map_or(0, |entry| entry.room);
             let needs = gpu.ledger.entry(client.id).map_or(0, |entry| entry.sleeper.needs);

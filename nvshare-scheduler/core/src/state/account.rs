@@ -100,6 +100,8 @@ pub(crate) struct Account {
     measured_at: Time,
     /// NVML showed the process at the last look.
     is_listed: bool,
+    /// At the last look it had more than is counted.
+    is_more: bool,
     /// Bytes that the client reported and that were not measured, at the same looks.
     unseen: [u64; 2],
 }
@@ -159,6 +161,7 @@ impl Account {
             looks: 0,
             measured_at: Time::ZERO,
             is_listed: false,
+            is_more: false,
             unseen: [0; 2],
         };
         account.set_usage(usage);
@@ -220,14 +223,15 @@ impl Account {
         };
         let beside = used.saturating_sub(reported);
         self.beside = [beside.min(MAX_OVERHEAD), self.beside[0]];
+        self.is_more = beside > MAX_OVERHEAD;
         self.looks = (self.looks + 1).min(2);
         self.measured_at = now;
         self.is_listed = used > 0;
     }
 
-    /// Whether the client's process was seen on the GPU since then.
+    /// Whether the client's process was seen on the GPU since then, and what it has there is all counted.
     pub(crate) fn is_seen_since(&self, time: Time) -> bool {
-        self.is_measured() && self.is_listed && self.measured_at > time
+        self.is_measured() && self.is_listed && !self.is_more && self.measured_at > time
     }
 
     /// Whether the GPU was looked at since then, and the process has nothing there: its context there has ended.

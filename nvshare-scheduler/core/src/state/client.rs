@@ -246,6 +246,8 @@ pub(crate) struct Client {
     pub(crate) may_go_on_until: Option<Time>,
     /// Whether the client's process is off the card.
     pub(crate) sleep: Sleep,
+    /// Since when it is off the card of which this scheduler did not send it, or `None`. The memory that it left may be others'.
+    pub(crate) came_asleep_at: Option<Time>,
     /// Why the process cannot leave the card as long as it lives.
     pub(crate) never_sleeps: Option<String>,
     pub(crate) rest: Rest,
@@ -310,6 +312,7 @@ impl Client {
             stopped: false,
             may_go_on_until: None,
             sleep: Sleep::No,
+            came_asleep_at: None,
             never_sleeps: None,
             rest: Rest::since(now),
             notes: Notes::default(),

@@ -68,6 +68,8 @@ pub(crate) struct Gpu {
     /// Bytes of the capacity that nobody gets while a process comes back to the card.
     pub(crate) held_back: u64,
     pub(crate) source: CapacitySource,
+    /// It was measured, or nothing measures it.
+    pub(crate) is_look_answered: bool,
     /// How the quantum is chosen.
     pub(crate) rule: Rule,
     /// The quantum; with a rule that chooses it, the last one.
@@ -129,6 +131,7 @@ impl Gpu {
             capacity,
             held_back: 0,
             source,
+            is_look_answered: false,
             quantum: rule.initial_quantum(),
             rule,
             ledger: Ledger::default(),

@@ -38,6 +38,12 @@ impl Books {
                 self.want_to_wake(id);
                 continue;
             }
+            if matches!(client.sleep, Sleep::Wanted { .. }) {
+                // No measurement has come.
+                let gpus = self.state().gpus_used_by(id);
+                self.queue(gpus);
+                continue;
+            }
             if client.sleep == Sleep::No {
                 self.look_at_rest(id);
                 continue;

@@ -199,3 +199,15 @@ fn a_scheduler_that_does_not_answer_a_waiting_call_is_given_up() {
     assert!(waited.contains(&said(ClientMessage::Ping)), "{waited:?}");
     assert!(waited.contains(&Action::Reconnect) && waited.contains(&Action::Post(MoverOrder::Wake)));
 }
+
+#[test]
+fn one_that_registered_while_scheduling_was_off_is_not_alone_once_it_is_on() {
+    let mut client = asleep();
+    client.feed(Input::Lost);
+    client.feed(Input::Registering { version: VERSION });
+    client.hear(SchedulerMessage::Registered { client: 2, hold: InitialState::Free });
+    // Before the scheduler has heard that it sleeps.
+    client.hear(SchedulerMessage::SchedOn { epoch: epoch(1) });
+    client.hear(SchedulerMessage::Wake);
+    assert_eq!(client.feed(TOOK), [AWAKE], "its gate stays shut");
+}

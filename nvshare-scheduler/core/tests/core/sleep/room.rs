@@ -286,3 +286,67 @@ fn room_is_made_for_those_that_pass_one_without_a_place() {
     let sent: Sent = (0..15).flat_map(|_| look(&mut cards, GIB / 2)).collect();
     assert_eq!(woken(&sent), [2], "{:?}", cards.table.core.gpu_status());
 }
+
+/// The scheduler has begun anew, and does not know what it has given away of the memory that sleepers left.
+#[test]
+fn a_sleeper_of_an_earlier_scheduler_comes_back_when_the_card_has_been_looked_at() {
+    for is_on in [true, false] {
+        let mut cards = Cards::new();
+        if !is_on {
+            cards.table.core.switch_off(true, MS(0)).unwrap();
+        }
+        cards.comes(2, usage(CAPACITY, 0), 0);
+        cards.comes(1, usage(GIB, GIB), GIB);
+        cards.asleep.insert(1);
+        let mut sent = cards.table.say(1, ClientMessage::Asleep);
+        sent.append(&mut cards.table.say(1, ClientMessage::WakeWanted));
+        assert_eq!(woken(&sent), [0; 0]);
+        let full = Measured { gpu: gpu(0), available: CAPACITY, used: BTreeMap::from([(2, CAPACITY)]) };
+        assert_eq!(woken(&cards.table.happens(Event::Measured(full))), [0; 0]);
+        let gone = Event::Disconnected { client: 2, process_remains: false };
+        let mut sent = cards.table.happens(gone);
+        sent.append(&mut cards.measure());
+        assert_eq!(woken(&sent), [1], "there is room now");
+    }
+    // Nothing measures the card, so nothing that sleepers left was given away.
+    let mut cards = Cards::new();
+    cards.comes(1, usage(GIB, GIB), GIB);
+    cards.table.say(1, ClientMessage::WakeWanted);
+    assert_eq!(woken(&cards.table.happens(Event::Unmeasured { gpu: gpu(0) })), [1]);
+    // No answer comes at all.
+    let mut cards = Cards::new();
+    cards.comes(1, usage(GIB, GIB), GIB);
+    assert_eq!(woken(&cards.table.say(1, ClientMessage::WakeWanted)), [0; 0]);
+    let now = cards.table.now;
+    assert_eq!(woken(&cards.table.wait_until(now + 9_000)), [0; 0]);
+    assert_eq!(woken(&cards.table.wait_until(now + 10_100)), [1]);
+}
+
+/// It gives nothing back, so an allocation that needs the room is refused, as beside one that is awake.
+#[test]
+fn memory_of_a_sleeper_that_does_not_move_lets_no_allocation_wait() {
+    let mut cards = Cards::new();
+    cards.comes(1, Usage { immovable: 5 * GIB, ..usage(5 * GIB, 0) }, GIB);
+    cards.measure();
+    cards.measure();
+    cards.comes(2, usage(0, 0), 0);
+    cards.sleeps(1);
+    let need = Amount { gpu: gpu(0), bytes: CAPACITY - 4 * GIB };
+    let sent = cards.table.say(2, ClientMessage::NeedRoom(need));
+    assert!(sent.contains(&(2, SchedulerMessage::NoRoom { gpu: gpu(0) })), "{sent:?}");
+}
+
+/// No more than 4 GiB of contexts are kept for their way back.
+#[test]
+fn a_client_with_more_beside_its_memory_than_is_counted_stays() {
+    for (contexts, goes) in [(4, true), (6, false)] {
+        let mut cards = Cards::with(&[(1, 1, contexts)]);
+        cards.order(1).unwrap();
+        let sent = cards.table.sent();
+        let mut sent = cards.table.give_back(sent);
+        for _ in 0..12 {
+            sent.append(&mut cards.measure());
+        }
+        assert_eq!(sent.contains(&(1, SchedulerMessage::Sleep)), goes, "{sent:?}");
+    }
+}
