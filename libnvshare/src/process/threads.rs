@@ -127,7 +127,7 @@ unsafe extern "C" {
 /// `PTHREAD_CANCEL_DISABLE`, of glibc and musl.
 const CANCEL_DISABLE: libc::c_int = 1;
 
-/// While this lives, the thread is not cancelled inside a function of the C library: some of them are cancellation points, and Rust does
+/// While this lives, the thread is not cancelled inside a function of the C library. Some of them are cancellation points, and Rust does
 /// not unwind from them. The thread is cancelled at its next one.
 #[derive(Debug)]
 pub(crate) struct Uncancelled {
