@@ -4,7 +4,7 @@
 //! the memory, it stays on the card. Otherwise it moves like all memory: the descriptors are closed when it leaves, and
 //! [made anew](renew) when a process asks for it later. Memory that another process has mapped lives on after its free.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, TryLockError, Weak};
@@ -310,7 +310,9 @@ pub(super) fn take_back(handle: &Handle, process: libc::pid_t) {
 pub(super) fn watched() -> Vec<c_int> {
     let exports = lock(&EXPORTS);
     let known = exports.holders.values().filter(|holder| holder.is_known());
-    known.flat_map(|holder| holder.loans.watched()).collect()
+    // A process has one for all its loans, and `poll` takes no more entries than there may be descriptors.
+    let all: BTreeSet<c_int> = known.flat_map(|holder| holder.loans.watched()).collect();
+    all.into_iter().collect()
 }
 
 /// Takes memory back from processes that have ended.

@@ -3,31 +3,35 @@
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, Weak};
 
+use crate::process::answering;
 use crate::process::lock::lock;
 use crate::process::other::OtherProcess;
 
-/// The processes that have some memory of this one. Each needs one descriptor, however much it has.
-static BORROWERS: Mutex<Vec<Weak<OtherProcess>>> = Mutex::new(Vec::new());
+/// The processes that have some memory of this one, with the name at which this one listened when they came. Each needs one descriptor,
+/// however much it has. A program that has closed the socket may have closed the descriptor as well.
+static BORROWERS: Mutex<Vec<(Option<answering::Name>, Weak<OtherProcess>)>> = Mutex::new(Vec::new());
 
 /// The process that has a number now. `None`: there is none, or no descriptor is left by which its end would be seen.
 fn borrower(process: libc::pid_t) -> Option<Arc<OtherProcess>> {
-    let mut all = lock(&BORROWERS);
-    all.retain(|known| known.strong_count() > 0);
+    let (name, mut all) = (answering::own_name(), lock(&BORROWERS));
+    all.retain(|(_, known)| known.strong_count() > 0);
     let is_it = |known: &Arc<OtherProcess>| {
         known.number == process && known.watched().is_some() && !known.has_ended()
     };
-    if let Some(known) = all.iter().filter_map(Weak::upgrade).find(is_it) {
+    let mut of_now = all.iter().filter(|(then, _)| *then == name).filter_map(|(_, known)| known.upgrade());
+    if let Some(known) = of_now.find(is_it) {
         return Some(known);
     }
     let new = Arc::new(OtherProcess::find(process).filter(|new| !new.lacks_descriptor)?);
-    all.push(Arc::downgrade(&new));
+    all.push((name, Arc::downgrade(&new)));
     Some(new)
 }
 
 /// The number of descriptors for the processes that have some memory.
 pub(super) fn descriptors() -> usize {
     let all = lock(&BORROWERS);
-    all.iter().filter_map(Weak::upgrade).filter(|known| known.watched().is_some()).count()
+    let known = all.iter().filter_map(|(_, known)| known.upgrade());
+    known.filter(|known| known.watched().is_some()).count()
 }
 
 /// A process that has the memory.
@@ -111,16 +115,18 @@ mod tests {
 
     #[test]
     fn a_process_needs_one_descriptor_for_all_that_it_has() {
-        let (me, mut one, mut other) =
-            (std::process::id() as libc::pid_t, Loans::default(), Loans::default());
-        assert!(one.add(me) && other.add(me));
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let (it, mut one, mut other) = (child.id() as libc::pid_t, Loans::default(), Loans::default());
+        assert!(one.add(it) && other.add(it));
         assert_eq!(one.watched().collect::<Vec<_>>(), other.watched().collect::<Vec<_>>());
-        one.end(me);
+        one.end(it);
         assert_eq!(other.watched().count(), 1, "the other memory is still lent");
         // The program has closed it.
         other.forget_descriptors();
-        assert!(one.add(me));
+        assert!(one.add(it));
         assert_eq!((one.watched().count(), other.watched().count()), (1, 0));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
