@@ -56,9 +56,7 @@ pub(crate) unsafe fn create(
         // SAFETY: the driver accepted both.
         let (pool, device) = unsafe { (*pool, device_of_properties(properties)) };
         // SAFETY: the driver has read them.
-        if unsafe { (*properties.cast::<PoolProperties>()).properties.kind } == pools::MANAGED {
-            pools::note_managed();
-        }
+        pools::note_properties(unsafe { &*properties.cast::<PoolProperties>() });
         pools::enter(pool, Pool { device: device.map(|device| device.ordinal), kind: Kind::PlainPool });
     }
     result

@@ -268,10 +268,21 @@ pub(crate) fn each_mapped(look: impl FnMut(&Arc<Allocation>)) {
 /// Removes an allocation that the program knows. `None`: there is none that begins at this address.
 pub(crate) fn remove(base: CUdeviceptr) -> Option<Arc<Allocation>> {
     let (_, allocation) = list().remove(&base)?;
-    if is_indexed(&allocation) {
+    forget_index(&allocation);
+    Some(allocation)
+}
+
+/// Removes this allocation, which the program knows, and no later one at its address. Returns whether it was on the list.
+pub(crate) fn remove_this(allocation: &Arc<Allocation>) -> bool {
+    let removed = list().remove_if(&allocation.base, |_, other| Arc::ptr_eq(other, allocation));
+    removed.iter().for_each(|(_, gone)| forget_index(gone));
+    removed.is_some()
+}
+
+fn forget_index(allocation: &Allocation) {
+    if is_indexed(allocation) {
         MAPPED.write().unwrap_or_else(PoisonError::into_inner).remove(&allocation.base);
     }
-    Some(allocation)
 }
 
 /// Removes memory of which the program knows no address. Returns whether it was on the list.
@@ -309,11 +320,9 @@ pub(crate) fn remove_context(context: &Arc<Context>, ending: Ending) -> Vec<Arc<
     };
     let going: Vec<Arc<Allocation>> = all().filter(|allocation| goes(allocation)).collect();
     let remove = |allocation: Arc<Allocation>| {
-        if allocation.is_hidden() {
-            remove_hidden(&allocation).then_some(allocation)
-        } else {
-            remove(allocation.base)
-        }
+        let is_removed =
+            if allocation.is_hidden() { remove_hidden(&allocation) } else { remove_this(&allocation) };
+        is_removed.then_some(allocation)
     };
     going.into_iter().filter_map(remove).collect()
 }

@@ -132,18 +132,16 @@ fn forget_freed(allocation: &Arc<Allocation>) {
 /// its context is ending, which the driver may leave as it is.
 fn free_due(allocation: &Arc<Allocation>) -> bool {
     let base = allocation.base;
-    let free = || match functions::cuMemFree_v2.get() {
-        // SAFETY: an allocation that the program has given back; its context lives through the call.
-        Some(free) => free_now(base, Work::Complete, || unsafe { free(base) }).ok(),
-        None => Ok(()),
-    };
-    let freed = if !is_listed(allocation) {
-        Err(Gone::Over)
-    } else if is_mapped(allocation) {
+    let freed = if is_mapped(allocation) {
         // This waits for a move of the memory. If its context is ending, the move is over only after that, so nothing here keeps it alive.
-        Ok(free())
+        free::free_mapped(allocation);
+        Ok(Ok(()))
     } else {
-        allocation.context.with(free)
+        allocation.context.with(|| match functions::cuMemFree_v2.get().filter(|_| is_listed(allocation)) {
+            // SAFETY: an allocation that the program has given back; its context lives through the call.
+            Some(free) => free_now(base, Work::Complete, || unsafe { free(base) }).ok(),
+            None => Ok(()),
+        })
     };
     let is_freed = !matches!(freed, Err(Gone::Ending));
     if is_freed {
@@ -161,7 +159,11 @@ fn is_mapped(allocation: &Allocation) -> bool {
 
 fn free_those_due(which: impl Fn(&DeferredFree) -> bool, asked: impl Fn(&Context) -> bool) {
     if look(asked) {
-        while DEFERRED.begin_due(&which, By::Caller).is_some_and(|allocation| free_due(&allocation)) {}
+        // One that is put off is behind the others.
+        for _ in 0..DEFERRED.count() {
+            let Some(allocation) = DEFERRED.begin_due(&which, By::Caller) else { break };
+            free_due(&allocation);
+        }
     }
 }
 

@@ -147,9 +147,6 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
     })
 }
 
-/// Free memory that the driver may not be able to hand out, in bytes.
-const OF_NO_USE: u64 = 64 * MIB;
-
 /// Least room that counts as lost when the driver lacks memory, in bytes: about what a context takes.
 const LOST_AT_ONCE: u64 = 256 * MIB;
 
@@ -320,13 +317,6 @@ impl Device {
     pub(crate) fn is_room_given(&self) -> bool {
         let account = self.lock();
         account.capacity().is_some() && account.is_metered()
-    }
-
-    /// Whether the driver has no memory for `bytes`, or does not say. It takes memory in pieces, so the last of it may be of no use.
-    pub(crate) fn is_full_for(&self, bytes: u64) -> bool {
-        let is_current = driver::current_device() == Ok(self.ordinal);
-        let free = if is_current { driver::free_memory().unwrap_or(0) } else { 0 };
-        free < bytes.saturating_add(OF_NO_USE)
     }
 
     /// The driver has no memory for `bytes`, though the account had room. Contexts that are not measured yet may have it, or a

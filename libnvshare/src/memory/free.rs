@@ -21,6 +21,13 @@ pub(crate) fn free(base: CUdeviceptr, work: Work, call: impl Fn() -> CUresult) -
     free_removed(&allocation, work, call)
 }
 
+/// Frees this allocation, and no later one at its address, whose context need not live. The library maps it, and its work is complete.
+pub(super) fn free_mapped(allocation: &Arc<Allocation>) {
+    if allocations::remove_this(allocation) {
+        free_removed(allocation, Work::Complete, || CUresult::SUCCESS);
+    }
+}
+
 /// Frees memory of which the program knows no address, and whose work is complete.
 pub(super) fn free_hidden(allocation: &Arc<Allocation>) {
     if allocations::remove_hidden(allocation) {

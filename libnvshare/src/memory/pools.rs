@@ -39,6 +39,8 @@ static POOLS: Mutex<BTreeMap<usize, Pool>> = Mutex::new(BTreeMap::new());
 static STAND_INS: Mutex<BTreeMap<CUdevice, Option<usize>>> = Mutex::new(BTreeMap::new());
 /// The process has had a managed pool, the library's, the program's or the driver's. The library's and the driver's do not end.
 static HAS_MANAGED: AtomicBool = AtomicBool::new(false);
+/// The program has made a pool with a largest size.
+static HAS_BOUNDED: AtomicBool = AtomicBool::new(false);
 /// The current pool of each device, as the program has set it. The driver has one current pool for each kind of memory, and
 /// `cuMemAllocAsync` uses the one for device memory (measured). So managed pools have to be kept here.
 static CURRENT: Mutex<BTreeMap<CUdevice, usize>> = Mutex::new(BTreeMap::new());
@@ -51,6 +53,9 @@ pub(crate) struct PoolProperties {
     /// Security attributes, the largest size, the usage, and reserved fields.
     pub(crate) rest: [u64; 9],
 }
+
+/// The place of the largest size behind the properties of the memory; 0: the driver's own.
+const LARGEST_SIZE: usize = 1;
 
 /// The properties of a managed pool on a device.
 pub(crate) fn managed_on(device: CUdevice) -> PoolProperties {
@@ -73,6 +78,21 @@ pub(crate) fn enter(handle: CUmemoryPool, pool: Pool) {
 /// Notes that the driver has made a managed pool.
 pub(crate) fn note_managed() {
     HAS_MANAGED.store(true, Ordering::SeqCst);
+}
+
+/// Notes the properties of a pool that the program has made.
+pub(crate) fn note_properties(properties: &PoolProperties) {
+    if properties.properties.kind == MANAGED {
+        note_managed();
+    }
+    if properties.rest.get(LARGEST_SIZE).is_some_and(|&bytes| bytes > 0) {
+        HAS_BOUNDED.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Whether a pool may refuse memory because it has a largest size.
+pub(crate) fn are_any_bounded() -> bool {
+    HAS_BOUNDED.load(Ordering::SeqCst)
 }
 
 /// Whether the process has had a managed pool.

@@ -15,8 +15,8 @@ use std::time::Duration;
 use nvshare_proto::ThrottledLine;
 use nvshare_proto::units::MIB;
 
-use super::allocations::{self, Allocation, Kind};
-use super::backing::{AllocationRequest, Work};
+use super::allocations::{Allocation, Kind};
+use super::backing::AllocationRequest;
 use super::exports::Means;
 use super::mapping::Mapped;
 use super::{admission, deferred_free, devices, exports, free, lending, slabs};
@@ -116,10 +116,7 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // If its context has ended, the address may be other memory's.
-        if allocations::find(self.0.base).is_some_and(|now| Arc::ptr_eq(&now, &self.0)) {
-            free::free(self.0.base, Work::Complete, || CUresult::SUCCESS);
-        }
+        free::free_mapped(&self.0);
     }
 }
 
@@ -213,6 +210,7 @@ fn say_refused(allocation: &Allocation, why: std::fmt::Arguments<'_>) {
 mod tests {
     use super::*;
     use crate::driver::types::{CUcontext, CUdeviceptr};
+    use crate::memory::allocations;
     use crate::work::contexts;
 
     #[test]

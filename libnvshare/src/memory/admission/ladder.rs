@@ -9,11 +9,13 @@ use crate::memory::allocations::Kind;
 use crate::memory::deferred_free::{self, LateFrees};
 use crate::memory::devices::{Awaited, Device};
 use crate::memory::mapping::DRIVER_IS_LATE;
-use crate::memory::{driver_reserve, free};
+use crate::memory::{driver_reserve, free, pools};
 use crate::process::{bell, threads};
 
 /// How often one allocation finds that the driver has less than the account says, before it fails.
 const MAX_LOSSES: u32 = 16;
+/// Pause between two tries of an allocation for which the driver has no memory yet.
+const BETWEEN_TRIES: Duration = Duration::from_millis(1);
 /// How long one allocation that exceeds a limit is tried again.
 const MAX_CLIMB: Duration = Duration::from_secs(10);
 
@@ -125,21 +127,25 @@ impl Ladder {
         self.late_frees.wait(device.ordinal, is_enough)
     }
 
+    /// Whether the driver has less plain memory than the scheduler has given. A pool may refuse because it has a largest size.
+    fn is_plain_lacking(&self, charged: u64) -> bool {
+        let may_be_bounded = self.kind.is_pools() && pools::are_any_bounded();
+        charged > 0 && !self.kind.is_movable() && !may_be_bounded && self.device.is_room_given()
+    }
+
     /// Memory that others gave back reaches the driver a moment later. The making of mapped memory has waited for that.
     fn wait_for_driver(&mut self, charged: u64) -> bool {
-        let may_come = charged > 0 && !self.kind.is_movable() && self.device.is_room_given();
-        let is_worth_it =
-            may_come && self.lost_since.get_or_insert_with(Instant::now).elapsed() < DRIVER_IS_LATE;
+        let is_worth_it = self.is_plain_lacking(charged)
+            && self.lost_since.get_or_insert_with(Instant::now).elapsed() < DRIVER_IS_LATE;
         if is_worth_it {
-            threads::pause();
+            threads::sleep(BETWEEN_TRIES);
         }
         is_worth_it
     }
 
-    /// Not for memory that comes by page faults. The driver refuses plain memory for other reasons too: a pool may have a largest size.
+    /// Not for memory that comes by page faults.
     fn ask_for_other_room(&mut self, charged: u64) -> bool {
-        let is_lacking = || charged > 0 && !self.kind.is_movable() && self.device.is_full_for(self.bytes);
-        let is_asked = (self.kind == Kind::Mapped || is_lacking())
+        let is_asked = (self.kind == Kind::Mapped || self.is_plain_lacking(charged))
             && self.losses < MAX_LOSSES
             && self.device.lose_room(charged, bell::ring);
         self.losses += u32::from(is_asked);

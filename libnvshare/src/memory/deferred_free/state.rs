@@ -79,6 +79,11 @@ impl DeferredFrees {
         self.0.count() == 0
     }
 
+    /// The number of them. This takes no lock.
+    pub(super) fn count(&self) -> usize {
+        self.0.count()
+    }
+
     /// Whether there is one of this kind.
     pub(super) fn has(&self, which: impl Fn(&DeferredFree) -> bool) -> bool {
         self.0.read(|state| state.frees.iter().any(which))
@@ -151,11 +156,14 @@ impl DeferredFrees {
         })
     }
 
-    /// Memory that was [taken on](Self::begin_due) is not freed yet: it is due as before.
+    /// Memory that was [taken on](Self::begin_due) is not freed yet: it is due as before, behind the others.
     pub(super) fn put_off(&self, allocation: &Arc<Allocation>) {
         self.0.change(|state| {
-            let taken = state.frees.iter_mut().filter(|free| Arc::ptr_eq(&free.allocation, allocation));
-            taken.for_each(|free| free.stage = Stage::Due);
+            let is_it = |free: &DeferredFree| Arc::ptr_eq(&free.allocation, allocation);
+            if let Some(at) = state.frees.iter().position(is_it) {
+                let free = state.frees.remove(at);
+                state.frees.push(DeferredFree { stage: Stage::Due, ..free });
+            }
         });
     }
 
