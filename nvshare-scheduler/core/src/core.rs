@@ -65,7 +65,7 @@ impl Core {
     /// Returns when [`Event::Deadline`] is due if no other event comes before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        self.books.agenda().next_deadline().filter(|_| self.state().is_scheduling())
+        self.books.agenda().next_deadline(self.state().is_scheduling())
     }
 }
 

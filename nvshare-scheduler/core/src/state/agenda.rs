@@ -41,13 +41,12 @@ pub(crate) struct Agenda {
 
 /// GPUs and clients to look at.
 impl Agenda {
-    /// Forgets all that is to be looked at, when scheduling is off.
+    /// Forgets all that is to be looked at, when scheduling is off, but for times at which sleepers are.
     pub(crate) fn forget(&mut self) {
         self.gpus.clear();
         self.gangs.clear();
         self.woken.clear();
         self.sleepers.clear();
-        self.sleepers_due.clear();
         self.to_tell.clear();
     }
 
@@ -153,8 +152,9 @@ impl Agenda {
 
 /// Deadlines, and counts.
 impl Agenda {
-    pub(crate) fn next_deadline(&self) -> Option<Time> {
-        let gpus = self.deadlines.first().map(|&(time, _)| time);
+    /// `is_on`: whether scheduling is on. If not, sleepers alone are looked at.
+    pub(crate) fn next_deadline(&self, is_on: bool) -> Option<Time> {
+        let gpus = self.deadlines.first().filter(|_| is_on).map(|&(time, _)| time);
         let sleepers = self.sleepers_due.first().map(|&(time, _)| time);
         [gpus, sleepers].into_iter().flatten().min()
     }

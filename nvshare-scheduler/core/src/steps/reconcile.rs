@@ -20,6 +20,7 @@ const MAX_ROUNDS: usize = 64;
 impl Books {
     pub(crate) fn reconcile(&mut self) {
         if !self.state().is_scheduling() {
+            self.queue_gpus_of_sleepers();
             for uuid in self.agenda_mut().take_gpus() {
                 self.wake_next(uuid);
             }

@@ -28,6 +28,17 @@ impl Books {
         self.agenda_mut().follow_sleeper_at(since + MAX_WAIT_FOR_LOOK, id);
     }
 
+    /// Queues the GPUs of sleepers that are to come back and whose time has come, while scheduling is off.
+    pub(crate) fn queue_gpus_of_sleepers(&mut self) {
+        let now = self.state().now();
+        while let Some(id) = self.agenda_mut().take_sleeper(now) {
+            if self.state().client(id).is_some_and(|client| matches!(client.sleep, Sleep::Wanted { .. })) {
+                let gpus = self.state().gpus_used_by(id);
+                self.queue(gpus);
+            }
+        }
+    }
+
     /// Goes on with the clients that are to sleep, or to wake with work, and of which something has changed.
     pub(crate) fn follow_sleepers(&mut self) {
         let now = self.state().now();

@@ -314,12 +314,17 @@ fn a_sleeper_of_an_earlier_scheduler_comes_back_when_the_card_has_been_looked_at
     cards.table.say(1, ClientMessage::WakeWanted);
     assert_eq!(woken(&cards.table.happens(Event::Unmeasured { gpu: gpu(0) })), [1]);
     // No answer comes at all.
-    let mut cards = Cards::new();
-    cards.comes(1, usage(GIB, GIB), GIB);
-    assert_eq!(woken(&cards.table.say(1, ClientMessage::WakeWanted)), [0; 0]);
-    let now = cards.table.now;
-    assert_eq!(woken(&cards.table.wait_until(now + 9_000)), [0; 0]);
-    assert_eq!(woken(&cards.table.wait_until(now + 10_100)), [1]);
+    for is_on in [true, false] {
+        let mut cards = Cards::new();
+        if !is_on {
+            cards.table.core.switch_off(true, MS(0)).unwrap();
+        }
+        cards.comes(1, usage(GIB, GIB), GIB);
+        assert_eq!(woken(&cards.table.say(1, ClientMessage::WakeWanted)), [0; 0]);
+        let now = cards.table.now;
+        assert_eq!(woken(&cards.table.wait_until(now + 9_000)), [0; 0]);
+        assert_eq!(woken(&cards.table.wait_until(now + 10_100)), [1]);
+    }
 }
 
 /// It gives nothing back, so an allocation that needs the room is refused, as beside one that is awake.
