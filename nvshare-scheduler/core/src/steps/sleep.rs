@@ -32,11 +32,19 @@ impl Books {
     pub(crate) fn queue_gpus_of_sleepers(&mut self) {
         let now = self.state().now();
         while let Some(id) = self.agenda_mut().take_sleeper(now) {
-            if self.state().client(id).is_some_and(|client| matches!(client.sleep, Sleep::Wanted { .. })) {
-                let gpus = self.state().gpus_used_by(id);
-                self.queue(gpus);
-            }
+            self.look_for_place(id);
         }
+    }
+
+    /// Queues the GPUs of a client that is to come back. Returns whether it is.
+    fn look_for_place(&mut self, id: ClientId) -> bool {
+        let is_wanted =
+            self.state().client(id).is_some_and(|client| matches!(client.sleep, Sleep::Wanted { .. }));
+        if is_wanted {
+            let gpus = self.state().gpus_used_by(id);
+            self.queue(gpus);
+        }
+        is_wanted
     }
 
     /// Goes on with the clients that are to sleep, or to wake with work, and of which something has changed.
@@ -49,16 +57,15 @@ impl Books {
                 self.want_to_wake(id);
                 continue;
             }
-            if matches!(client.sleep, Sleep::Wanted { .. }) {
-                // No measurement has come.
-                let gpus = self.state().gpus_used_by(id);
-                self.queue(gpus);
-                continue;
-            }
             if client.sleep == Sleep::No {
                 self.look_at_rest(id);
                 continue;
             }
+            // No measurement has come for it.
+            if self.look_for_place(id) {
+                continue;
+            }
+            let Some(client) = self.state().client(id) else { continue };
             match self.state().next_step_to_sleep(client) {
                 None | Some(Step::Wait) => {}
                 Some(Step::Leave) => self.ask_one_to_leave(id),
