@@ -10,15 +10,17 @@
 //! Measured of calls that wait are allocations, frees, copies, fills, functions of the host and the making of streams. Launches,
 //! the other calls that give a stream work, and the setting of limits, are taken to be like them. A call that was not measured fails.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::handles::stop_with;
+use crate::memory::Allocation;
 use crate::process::{
     self, Failure, ILLEGAL_STATE, NOT_PERMITTED, NOT_READY, NOT_SUPPORTED, OPERATING_SYSTEM, OUT_OF_MEMORY,
     Process, UNKNOWN,
 };
-use crate::world::{BLOCK, Way};
+use crate::world::{BLOCK, Cards, Kind, Uuid, Way};
 
 /// The states that `cuCheckpointProcessGetState` tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -220,8 +222,9 @@ pub(crate) fn checkpoint(process: &Process, pid: i32) -> Result<(), Failure> {
         let gpu = allocation.gpu;
         let taken = allocation
             .blocks
-            .iter()
-            .filter_map(|&block| process.world.take_off(gpu, block).map(|bytes| (gpu, block, bytes)));
+            .all()
+            .into_iter()
+            .filter_map(|block| process.world.take_off(gpu, block).map(|bytes| (gpu, block, bytes)));
         state.saved.extend(taken);
     }
     drop(tables);
@@ -237,8 +240,10 @@ pub(crate) fn taken() -> u64 {
     state().taken
 }
 
-/// Brings the process back to the cards, locked as before.
-pub(crate) fn restore(process: &Process, pid: i32) -> Result<(), Failure> {
+/// Brings the process back to the cards, locked as before. `pairs`: the cards that it sees, by their UUIDs, and those that take their
+/// places; or none (measured on H200s: `tests/gpu/probes/gpu_pairs_probe.py`). If some of the cards are missing, or it does not see one,
+/// all is as before.
+pub(crate) fn restore(process: &Process, pid: i32, pairs: &[[Uuid; 2]]) -> Result<(), Failure> {
     check_own(pid)?;
     let mut state = state();
     if state.phase != Phase::Away {
@@ -247,7 +252,15 @@ pub(crate) fn restore(process: &Process, pid: i32) -> Result<(), Failure> {
     if process.tables().pools.values().any(|pool| pool.managed) {
         return Err(OPERATING_SYSTEM);
     }
-    let saved = std::mem::take(&mut state.saved);
+    let cards = if pairs.is_empty() { None } else { Some(process.world.exchanged(pairs)?) };
+    let mut saved = std::mem::take(&mut state.saved);
+    if let Some(cards) = cards
+        && change_cards(process, &mut saved, cards).is_none()
+    {
+        state.phase = Phase::Lost;
+        CHANGED.notify_all();
+        return Err(OUT_OF_MEMORY);
+    }
     let is_back =
         saved.iter().all(|(gpu, block, bytes)| process.world.put_back(*gpu, *block, bytes).is_some());
     state.phase = if is_back { Phase::Locked } else { Phase::Lost };
@@ -258,6 +271,32 @@ pub(crate) fn restore(process: &Process, pid: i32) -> Result<(), Failure> {
     let rate = process.world.config().to_device;
     transfer(process, &saved, Way::ToDevice, rate);
     Ok(())
+}
+
+/// Lets the process's numbers of cards mean other cards, and gives its allocations blocks there. `None`: there are none left.
+fn change_cards(process: &Process, saved: &mut [Saved], cards: Cards) -> Option<()> {
+    let world = &process.world;
+    let tables = process.tables();
+    let changes = |gpu: usize| cards[gpu] != world.card(gpu);
+    let all = tables.memory.values().chain(tables.pool.idle());
+    let moving: Vec<_> = all.filter(|allocation| changes(allocation.gpu)).collect();
+    let leave = |of: &&Arc<Allocation>| {
+        of.blocks.all().into_iter().map(|block| world.leave_card(of.gpu, block)).collect()
+    };
+    let kinds: Vec<Vec<Kind>> = moving.iter().map(leave).collect();
+    world.set_cards(cards);
+    let mut numbers = HashMap::new();
+    for (allocation, kinds) in moving.into_iter().zip(kinds) {
+        let (before, now) = (allocation.blocks.all(), world.enter_card(allocation.gpu, &kinds)?);
+        numbers.extend(
+            before.into_iter().zip(now.iter().copied()).map(|(old, new)| ((allocation.gpu, old), new)),
+        );
+        allocation.blocks.replace(&now);
+    }
+    for (gpu, block, _) in saved {
+        *block = numbers.get(&(*gpu, *block)).copied().unwrap_or(*block);
+    }
+    Some(())
 }
 
 pub(crate) fn unlock(pid: i32) -> Result<(), Failure> {

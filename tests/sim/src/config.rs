@@ -44,6 +44,8 @@ pub(crate) struct Config {
     pub(crate) keeps_pages: bool,
     /// Pools may be of managed memory, as from CUDA 13 on.
     pub(crate) managed_pools: bool,
+    /// A process that is off its cards comes back to no other one.
+    pub(crate) fixed_cards: bool,
     /// The driver has `cuCtxRecordEvent`, as from 12.5 on.
     pub(crate) context_record: bool,
     /// Functions are loaded when they are launched first.
@@ -112,7 +114,7 @@ impl Config {
     }
 
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
-    /// `NVSIM_CONTEXT`, `NVSIM_STACKS`, `NVSIM_MODULE` (bytes), `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
+    /// `NVSIM_CONTEXT`, `NVSIM_STACKS`, `NVSIM_MODULE` (bytes), `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `NVSIM_FIXED_CARDS=1`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD` (a kind of calls, and a file: `out:/tmp/held`),
     /// `NVSIM_REFUSED_PEERS` and `NVSIM_LOST` (files),
     /// `NVSIM_MOST_LOCKED` and `NVSIM_MOST_PRIVATE` (bytes), `NVSIM_LOCK_SHARED=0`, `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
@@ -153,6 +155,7 @@ impl Config {
             sparse: env::var("NVSIM_SPARSE").as_deref() == Ok("1"),
             keeps_pages: env::var("NVSIM_KEEPS_PAGES").as_deref() == Ok("1"),
             managed_pools: env::var("NVSIM_MANAGED_POOLS").as_deref() != Ok("0"),
+            fixed_cards: env::var_os("NVSIM_FIXED_CARDS").is_some(),
             context_record: env::var("NVSIM_CTX_RECORD").as_deref() != Ok("0"),
             lazy_loading: env::var("CUDA_MODULE_LOADING").as_deref() != Ok("EAGER"),
             reuse_handles: env::var("NVSIM_REUSE_HANDLES").as_deref() == Ok("1"),

@@ -1,7 +1,7 @@
 //! Memory of the cards: allocations, and how kernels, copies and the host reach them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::config::{Held, is_each};
@@ -15,12 +15,41 @@ use crate::tables::Tables;
 use crate::vmm::Lack;
 use crate::world::{BLOCK, Sort, Way, Why};
 
+/// The numbers of an allocation's blocks, in their order. A process that comes back to another card has others there.
+#[derive(Debug)]
+pub(crate) struct Blocks(Box<[AtomicU32]>);
+
+impl From<Vec<u32>> for Blocks {
+    fn from(blocks: Vec<u32>) -> Self {
+        Self(blocks.into_iter().map(AtomicU32::new).collect())
+    }
+}
+
+impl Blocks {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Option<u32> {
+        self.0.get(index).map(|block| block.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn all(&self) -> Vec<u32> {
+        self.0.iter().map(|block| block.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Only while no call of the process is under way.
+    pub(crate) fn replace(&self, blocks: &[u32]) {
+        self.0.iter().zip(blocks).for_each(|(place, block)| place.store(*block, Ordering::Relaxed));
+    }
+}
+
 /// An allocation.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) base: u64,
     pub(crate) gpu: usize,
-    pub(crate) blocks: Vec<u32>,
+    pub(crate) blocks: Blocks,
     pub(crate) managed: bool,
     /// The context that frees the allocation when it ends.
     pub(crate) context: Option<u64>,
@@ -73,7 +102,7 @@ fn pieces(allocation: &Allocation, begin: u64, bytes: u64, before: u64) -> impl 
     let end = begin + bytes;
     (begin / BLOCK..end.div_ceil(BLOCK)).filter_map(move |index| {
         let (from, to) = (begin.max(index * BLOCK), end.min((index + 1) * BLOCK));
-        let (gpu, block) = (allocation.gpu, *allocation.blocks.get(index as usize)?);
+        let (gpu, block) = (allocation.gpu, allocation.blocks.get(index as usize)?);
         Some(Piece { gpu, block, in_block: from % BLOCK, in_range: before + from - begin, bytes: to - from })
     })
 }
@@ -267,7 +296,14 @@ impl Process {
         let base = again.unwrap_or_else(|| self.reserve(count as u64 * BLOCK));
         tables.memory.insert(
             base,
-            Arc::new(Allocation { base, gpu, blocks, managed, context, attributes: Attributes::default() }),
+            Arc::new(Allocation {
+                base,
+                gpu,
+                blocks: blocks.into(),
+                managed,
+                context,
+                attributes: Attributes::default(),
+            }),
         );
         Ok(base)
     }
@@ -279,7 +315,7 @@ impl Process {
 
     /// Gives back the blocks of an allocation that nothing leads to any more.
     pub(crate) fn give_back(&self, allocation: &Allocation) {
-        self.world.free(allocation.gpu, &allocation.blocks);
+        self.world.free(allocation.gpu, &allocation.blocks.all());
         if handles::reuses() {
             self.tables().addresses.entry(allocation.blocks.len()).or_default().push(allocation.base);
         }

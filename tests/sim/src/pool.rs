@@ -233,7 +233,7 @@ impl Process {
         drop(tables);
         if of_graph {
             // The graph keeps its addresses for as long as it lives.
-            self.world.free(allocation.gpu, &allocation.blocks);
+            self.world.free(allocation.gpu, &allocation.blocks.all());
         } else {
             self.give_back(&allocation);
         }
@@ -313,7 +313,8 @@ impl Process {
             let blocks = self.world.allocate(node.gpu, count, Sort::Plain).ok_or(OUT_OF_MEMORY)?;
             let (base, gpu) = (node.base, node.gpu);
             let attributes = Attributes::default();
-            let allocation = Allocation { base, gpu, blocks, managed: false, context: None, attributes };
+            let allocation =
+                Allocation { base, gpu, blocks: blocks.into(), managed: false, context: None, attributes };
             let mut tables = self.tables();
             tables.memory.insert(base, Arc::new(allocation));
             tables.pool.graphs.insert(base, gpu);
@@ -344,7 +345,7 @@ impl Process {
         let gone: Vec<Arc<Allocation>> = bases.into_iter().filter_map(forget).collect();
         drop(tables);
         // The graphs keep their addresses for as long as they live.
-        gone.iter().for_each(|allocation| self.world.free(allocation.gpu, &allocation.blocks));
+        gone.iter().for_each(|allocation| self.world.free(allocation.gpu, &allocation.blocks.all()));
         Ok(())
     }
 }

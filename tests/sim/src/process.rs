@@ -228,7 +228,7 @@ impl Process {
 
     /// An error: the card is lost, and the call answers so.
     pub(crate) fn lives(&self, gpu: usize, call: &str) -> Result<(), Failure> {
-        self.world.config().lost(gpu, call).map_or(Ok(()), Err)
+        self.world.config().lost(self.world.card(gpu), call).map_or(Ok(()), Err)
     }
 
     /// A kernel failed: every call from now on returns this error.

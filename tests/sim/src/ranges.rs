@@ -62,7 +62,7 @@ impl Process {
             return Err(INVALID_VALUE);
         }
         let (gpu, block) = (gpu as usize, block as u32);
-        let is_there = |of: &Arc<Allocation>| of.gpu == gpu && of.blocks.contains(&block);
+        let is_there = |of: &Arc<Allocation>| of.gpu == gpu && of.blocks.all().contains(&block);
         if !self.tables().memory.values().any(is_there) {
             return Err(INVALID_HANDLE);
         }

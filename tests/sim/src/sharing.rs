@@ -60,8 +60,8 @@ fn bytes(name: Name) -> impl Iterator<Item = u8> {
 
 impl Process {
     fn name_of(&self, allocation: &Allocation) -> Name {
-        let number = self.world.share(allocation.gpu, &allocation.blocks);
-        [MAGIC, allocation.gpu as u64, number, std::process::id().into()]
+        let number = self.world.share(allocation.gpu, &allocation.blocks.all());
+        [MAGIC, self.world.card(allocation.gpu) as u64, number, std::process::id().into()]
     }
 
     /// A handle of memory of `cuMemAlloc`: not of managed memory or of a pool, nor of what is mapped or of another process.
@@ -83,11 +83,12 @@ impl Process {
 
     /// Brings memory of another process here. Returns its address, at which nothing is but this.
     fn take_in(&self, gpu: u64, number: u64) -> Result<u64, Failure> {
-        let gpu = usize::try_from(gpu).ok().filter(|&gpu| self.ordinal_of(gpu) >= 0).ok_or(INVALID_HANDLE)?;
+        let gpu =
+            usize::try_from(gpu).ok().and_then(|card| self.world.own_number(card)).ok_or(INVALID_HANDLE)?;
         let blocks = self.world.join(gpu, number).ok_or(INVALID_HANDLE)?;
         let base = self.reserve(blocks.len() as u64 * BLOCK);
         let (managed, context, attributes) = (false, None, Attributes::default());
-        let allocation = Allocation { base, gpu, blocks, managed, context, attributes };
+        let allocation = Allocation { base, gpu, blocks: blocks.into(), managed, context, attributes };
         self.tables().memory.insert(base, Arc::new(allocation));
         Ok(base)
     }
@@ -150,7 +151,8 @@ impl Process {
         let known = if maker == u64::from(std::process::id()) {
             let all: Vec<Arc<Allocation>> = self.tables().memory.values().cloned().collect();
             let is_it = |of: &&Arc<Allocation>| {
-                of.gpu as u64 == gpu && self.world.number_of(of.gpu, &of.blocks) == number
+                self.world.card(of.gpu) as u64 == gpu
+                    && self.world.number_of(of.gpu, &of.blocks.all()) == number
             };
             all.iter().find(is_it).map(|of| of.base)
         } else {

@@ -13,10 +13,11 @@ mod sharing;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::config::Config;
+pub(crate) use checkpoint::{Cards, Kind, Uuid};
 pub(crate) use leaving::Leaving;
 pub(crate) use owners::is_alive;
 
@@ -167,8 +168,10 @@ pub(crate) struct World {
     host_store: *mut u8,
     real_block: usize,
     frames: usize,
-    /// The state of this process, by card.
+    /// The state of this process, by its number of the card.
     here: [Here; MAX_GPUS],
+    /// The card behind each number that this process has for a card.
+    cards: [AtomicUsize; MAX_GPUS],
 }
 
 /// The work of this process on a card.
@@ -283,6 +286,7 @@ impl World {
             real_block,
             frames,
             here: Default::default(),
+            cards: std::array::from_fn(AtomicUsize::new),
             config,
         };
         if fresh {
@@ -323,7 +327,7 @@ impl World {
 
     fn gpu(&self, gpu: usize) -> *mut Gpu {
         // SAFETY: the array is part of the mapping; callers name existing cards.
-        unsafe { (&raw mut (*self.header).gpu).cast::<Gpu>().add(gpu) }
+        unsafe { (&raw mut (*self.header).gpu).cast::<Gpu>().add(self.card(gpu)) }
     }
 
     fn hold(&self, gpu: usize, compute: bool) -> Held<'_> {
@@ -342,12 +346,12 @@ impl World {
     /// The card's store of a frame.
     fn frame_bytes(&self, gpu: usize, frame: u32) -> *mut u8 {
         // SAFETY: within the mapping.
-        unsafe { self.device_store.add((gpu * self.frames + frame as usize) * BLOCK as usize) }
+        unsafe { self.device_store.add((self.card(gpu) * self.frames + frame as usize) * BLOCK as usize) }
     }
 
     fn host_bytes(&self, gpu: usize, block: u32) -> *mut u8 {
         // SAFETY: within the mapping.
-        unsafe { self.host_store.add((gpu * MAX_BLOCKS + block as usize) * self.real_block) }
+        unsafe { self.host_store.add((self.card(gpu) * MAX_BLOCKS + block as usize) * self.real_block) }
     }
 
     fn block(&self, gpu: usize, block: u32) -> *mut Block {

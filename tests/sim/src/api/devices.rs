@@ -23,8 +23,8 @@ api! {
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
         SUCCESS
     }
-    fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, process::get().and_then(|p| p.gpu_of(device)).map(uuid_of)) } }
-    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, process::get().and_then(|p| p.gpu_of(device)).map(uuid_of)) } }
+    fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, process::get().and_then(|p| Ok(p.world.uuid(p.gpu_of(device)?)))) } }
+    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, process::get().and_then(|p| Ok(p.world.uuid(p.gpu_of(device)?)))) } }
     fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { unsafe { give(bytes, process::get().map(|p| p.world.config().memory as usize)) } }
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, _device: c_int) {
         let concurrent = i32::from(std::env::var_os("NVSIM_NO_CONCURRENT_ACCESS").is_none());
@@ -114,10 +114,4 @@ unsafe fn find(
         }
     }
     if address.is_some() { SUCCESS } else { NOT_FOUND }
-}
-
-fn uuid_of(gpu: usize) -> [u8; 16] {
-    let mut uuid = *b"\x51\x60\0\0\0\0\x40\0\x80\0\0\0\0\0\0\0";
-    uuid[15] = gpu as u8;
-    uuid
 }

@@ -17,7 +17,7 @@ impl World {
         let begin_ns = now_ns();
         body();
         here.running.store(false, Ordering::SeqCst);
-        let ran = Ran { process: std::process::id(), gpu: gpu as u32, begin_ns, end_ns: now_ns() };
+        let ran = Ran { process: std::process::id(), gpu: self.card(gpu) as u32, begin_ns, end_ns: now_ns() };
         // SAFETY: the trace's slot is this kernel's alone, once a round.
         unsafe {
             let at = (*self.header).ran.fetch_add(1, Ordering::SeqCst) as usize % TRACE;
