@@ -10,8 +10,8 @@ use nvshare_core::Config;
 use nvshare_proto::codec::{self, Error, Frames, Message, decode, encode, encode_in};
 use nvshare_proto::units::MIB;
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, ClientState, EventKind, GpuUuid, MemoryMode, OLDEST, Register,
-    Reply, Request, SchedulerMessage, Usage, VERSION, WatchFrom,
+    AdminReply, AdminRequest, ClientMessage, GpuUuid, OLDEST, Register, Reply, Request, SchedulerMessage,
+    Usage, VERSION,
 };
 use nvshare_scheduler::host_memory::Budget;
 use serde::Serialize;
@@ -155,86 +155,6 @@ async fn a_client_of_the_version_before_is_served_in_its_version() {
             administrator.say(&Request::Admin(AdminRequest::Status));
             administrator.until(|reply| matches!(reply, Reply::Admin(AdminReply::End)));
         }
-    };
-    tokio::task::spawn_blocking(ends).await.unwrap();
-    server.end().await;
-}
-
-/// It would not read SLEEP, and be waited for. An administrator of the version before cannot read the state either.
-#[tokio::test]
-async fn a_client_of_the_version_before_is_never_told_to_sleep() {
-    let server = Server::start("sleepless");
-    let [clients, admin] = [&server.clients, &server.admin].map(Clone::clone);
-    let ends = move || {
-        let usage =
-            Usage { gpu: GpuUuid([9; 16]), total: 1 << 30, limit: 0, allocated: 0, absent: 0, immovable: 0 };
-        let mut numbers = Vec::new();
-        let mut ends = [OLDEST, VERSION].map(|version| {
-            let mut client = End::connect(&clients, version);
-            let register = Register { usage: vec![usage], memory: MemoryMode::Swap, ..newcomer() };
-            client.say(&Request::Register(register));
-            let (_, Reply::Client(SchedulerMessage::Registered { client: number, .. })) = client.hear()
-            else {
-                panic!("it is registered first")
-            };
-            numbers.push(number);
-            client
-        });
-        let asks = |version, request| {
-            let mut administrator = End::connect(&admin, version);
-            administrator.say(&Request::Admin(request));
-            let mut heard = Vec::new();
-            loop {
-                match administrator.hear().1 {
-                    Reply::Admin(AdminReply::End) => return heard,
-                    last @ (Reply::Refused { .. } | Reply::Admin(AdminReply::Done { .. })) => {
-                        return vec![last];
-                    }
-                    row => heard.push(row),
-                }
-            }
-        };
-        let [older, newer] = [numbers[0], numbers[1]];
-        let kept = AdminRequest::Watch { from: WatchFrom::Kept, follow: false };
-        let registered = asks(VERSION, kept).into_iter().filter_map(|reply| match reply {
-            Reply::Admin(AdminReply::Event(event)) if event.event == EventKind::Registered => event.client,
-            _ => None,
-        });
-        assert_eq!(registered.collect::<Vec<_>>(), numbers, "both are in the timeline");
-        let reason = format!(
-            "client {older} (x) cannot sleep: its library is older; its program has to be started again"
-        );
-        assert_eq!(asks(VERSION, AdminRequest::Sleep { client: older }), [Reply::Refused { reason }]);
-        let text = format!(
-            "client {newer} (x) is to go to sleep, if it has no work within 2 s; any call of its program wakes it"
-        );
-        assert_eq!(
-            asks(VERSION, AdminRequest::Sleep { client: newer }),
-            [Reply::Admin(AdminReply::Done { text })]
-        );
-        ends[1].until(|reply| *reply == Reply::Client(SchedulerMessage::Sleep));
-        ends[1].say(&Request::Client(ClientMessage::Asleep));
-        for (version, state) in [(VERSION, ClientState::Asleep), (OLDEST, ClientState::Parked)] {
-            // The client's message is read a moment later.
-            let seen = || {
-                let rows = asks(version, AdminRequest::Status);
-                let state = |reply: &Reply| match reply {
-                    Reply::Admin(AdminReply::Client(row)) if row.client == newer => Some(row.state),
-                    _ => None,
-                };
-                let sleepers =
-                    rows.iter().filter(|reply| matches!(reply, Reply::Admin(AdminReply::Asleep(_))));
-                (rows.iter().find_map(state), sleepers.count())
-            };
-            let expected = (Some(state), usize::from(version == VERSION));
-            let is_seen = (0..500).any(|_| {
-                std::thread::sleep(Duration::from_millis(10));
-                seen() == expected
-            });
-            assert!(is_seen, "{:?}", seen());
-        }
-        asks(VERSION, AdminRequest::Wake { client: newer });
-        ends[1].until(|reply| *reply == Reply::Client(SchedulerMessage::Wake));
     };
     tokio::task::spawn_blocking(ends).await.unwrap();
     server.end().await;

@@ -10,7 +10,7 @@
 //! again and speaks that, if it can.
 //!
 //! So the bytes of a message stay what they are. A message that changes is a new one, behind the others of its enum, and VERSION is one
-//! higher; [`Message::since`] says so, and no older end is sent it. An end that has to know its answer looks at the other end's version.
+//! higher; [`Message::since`] says so, and no older end is sent it.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

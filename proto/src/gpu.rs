@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 ///
 /// Outside a program's own environment, GPUs are named by their UUIDs: the index of a GPU depends on `CUDA_VISIBLE_DEVICES`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
 pub struct GpuUuid(pub [u8; 16]);
 
 /// The text is not a GPU UUID.

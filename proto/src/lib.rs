@@ -23,9 +23,9 @@ mod watch;
 pub use gpu::{GpuUuid, ParseGpuUuidError};
 pub use host::{HostSegment, HostStatus, MAX_SEGMENTS, SEGMENT};
 pub use message::{
-    AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, InitialState, MemoryMode,
-    NO_PLACE, OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request, SHARING, SLEEP, SchedulerMessage,
-    Usage, VERSION,
+    AdminReply, AdminRequest, Amount, ClientMessage, Counters, ELSEWHERE, Epoch, Gate, InitialState,
+    MAX_ELSEWHERE, MemoryMode, NO_PLACE, OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request,
+    SchedulerMessage, Usage, VERSION,
 };
 
 pub use repeated::{LeftOut, Repeated, SILENCE, ThrottledLine};

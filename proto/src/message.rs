@@ -14,32 +14,25 @@ use crate::{
 };
 
 /// Version of the wire protocol; [`codec`](crate::codec) says how ends of different versions meet.
-pub const VERSION: u16 = 15;
+pub const VERSION: u16 = 16;
 
 /// The oldest version that is spoken: the one before, so that what runs stays scheduled while the machine is upgraded.
 pub const OLDEST: u16 = VERSION - 1;
+
+/// The most GPUs in [`ClientMessage::Elsewhere`].
+pub const MAX_ELSEWHERE: usize = 64;
 
 /// The reason for refusing a process when all places are taken that its user, container or seat may have. A process of a seat gets no
 /// memory then: the limit of its seat is shared with those that have the places.
 pub const NO_PLACE: &str = "too many connections";
 
-/// The first version in which clients go off the card and come back.
-pub const SLEEP: u16 = 15;
-
-/// The first version in which clients say which memory they share, and that they cannot share it.
-pub const SHARING: u16 = 15;
+/// The first version in which clients come back to another card than the one that they have left.
+pub const ELSEWHERE: u16 = 16;
 
 impl Message for Request {
     fn since(&self) -> u16 {
         match self {
-            Self::Client(
-                ClientMessage::Asleep
-                | ClientMessage::CannotSleep { .. }
-                | ClientMessage::WakeWanted
-                | ClientMessage::Awake { .. },
-            )
-            | Self::Admin(AdminRequest::Sleep { .. } | AdminRequest::Wake { .. }) => SLEEP,
-            Self::Client(ClientMessage::CannotShare | ClientMessage::Shares { .. }) => SHARING,
+            Self::Client(ClientMessage::Elsewhere { .. }) => ELSEWHERE,
             _ => OLDEST,
         }
     }
@@ -48,11 +41,7 @@ impl Message for Request {
 impl Message for Reply {
     fn since(&self) -> u16 {
         match self {
-            Self::Client(SchedulerMessage::Sleep | SchedulerMessage::Wake)
-            | Self::Admin(AdminReply::Asleep(_)) => SLEEP,
-            // A state or a kind that an older end does not know would end its connection.
-            Self::Admin(AdminReply::Client(row)) => row.state.since(),
-            Self::Admin(AdminReply::Event(event)) => event.event.since(),
+            Self::Client(SchedulerMessage::Move { .. }) => ELSEWHERE,
             _ => OLDEST,
         }
     }
@@ -232,7 +221,7 @@ pub enum ClientMessage {
     Counters(Counters),
     /// Work waits, and the scheduler has said nothing for a while: asks whether the scheduler lives.
     Ping,
-    /// Until version 14, the answer to ASK_PROGRESS.
+    /// Not said any more: the answer to ASK_PROGRESS.
     Progress {
         /// The ticket of the question.
         ticket: u64,
@@ -282,6 +271,12 @@ pub enum ClientMessage {
         /// The numbers of the processes that the memory is of, which they have drawn by lot; at most
         /// [`MAX_GANG_MEMBERS`](crate::MAX_GANG_MEMBERS).
         with: Vec<u64>,
+    },
+    /// Other GPUs to which a process that is off the card can come back, instead of the one that it used. Said behind each ASLEEP, if there
+    /// are any.
+    Elsewhere {
+        /// The GPUs, at most [`MAX_ELSEWHERE`].
+        gpus: Vec<GpuUuid>,
     },
 }
 
@@ -350,7 +345,7 @@ pub enum SchedulerMessage {
     /// Room in which a client that is next brings its memory back while others still leave. Its gate stays closed until
     /// LOCK_OK.
     Restore(Amount),
-    /// Until version 14, the question how much work is complete. A scheduler that asks goes on without the answer.
+    /// Not said any more: the question how much work is complete.
     AskProgress {
         /// Connects the answer with the question.
         ticket: u64,
@@ -374,6 +369,14 @@ pub enum SchedulerMessage {
     Sleep,
     /// There is room on the card for a process that is off it: come back, and say AWAKE. It may come unasked.
     Wake,
+    /// A process that is off its card is to come back to another one, which has room. It registers anew, as one that uses that GPU, and is
+    /// still asleep. One that cannot registers anew as before, and names no other GPU.
+    Move {
+        /// The GPU that it used.
+        from: GpuUuid,
+        /// One of those that it named.
+        to: GpuUuid,
+    },
 }
 
 /// The state of a client's gate after it has registered.

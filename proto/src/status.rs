@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::message::{Amount, Counters, MemoryMode, QuantumRule, Usage};
-use crate::{GpuUuid, HostStatus, OLDEST, SLEEP, ShareStatus};
+use crate::{GpuUuid, HostStatus, ShareStatus};
 
 /// A scheduler, as `status` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,9 +61,9 @@ pub struct GpuStatus {
     pub switch_cost_us: u64,
     /// Clients take turns though their memory fits the GPU: weights, compute limits or priorities ask for it.
     pub slices: bool,
-    /// Always false; until version 14, whether a measurement asked for turns.
+    /// Always false: whether a measurement asked for turns.
     pub by_measure: bool,
-    /// Always 0; until version 14, a result of that measurement.
+    /// Always 0: a result of that measurement.
     pub side_by_side: u32,
 }
 
@@ -192,20 +192,6 @@ pub enum ClientState {
     Asleep,
 }
 
-impl ClientState {
-    /// The first version of the protocol that has this state.
-    #[must_use]
-    pub fn since(self) -> u16 {
-        if self == Self::Asleep { SLEEP } else { OLDEST }
-    }
-
-    /// The nearest state that an end knows which speaks this version.
-    #[must_use]
-    pub fn in_version(self, version: u16) -> Self {
-        if version < self.since() { Self::Parked } else { self }
-    }
-}
-
 /// A client, as `status` shows it. Sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClientStatus {
@@ -271,16 +257,6 @@ impl ClientStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_older_end_sees_a_state_that_it_knows() {
-        for (state, shown) in
-            [(ClientState::Asleep, ClientState::Parked), (ClientState::Left, ClientState::Left)]
-        {
-            assert_eq!(state.in_version(OLDEST), shown);
-            assert_eq!(state.in_version(SLEEP), state);
-        }
-    }
 
     #[test]
     fn commands_in_short() {

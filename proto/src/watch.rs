@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ClientState, GpuUuid, OLDEST, SHARING, SLEEP};
+use crate::{ClientState, GpuUuid};
 
 /// The first event that a watcher asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,18 +133,6 @@ impl EventKind {
         Self::Awake,
         Self::CannotShare,
     ];
-
-    /// The first version of the protocol that has this kind.
-    #[must_use]
-    pub fn since(self) -> u16 {
-        match self {
-            Self::Sleep | Self::Asleep | Self::StaysAwake | Self::WakeWanted | Self::Wake | Self::Awake => {
-                SLEEP
-            }
-            Self::CannotShare => SHARING,
-            _ => OLDEST,
-        }
-    }
 
     /// The name of the kind in texts.
     #[must_use]

@@ -107,6 +107,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("awake", Request::Client(C::Awake { took_us: 5 })),
         ("cannot_share", Request::Client(C::CannotShare)),
         ("shares", Request::Client(C::Shares { with: vec![0x0102_0304_0506_0708] })),
+        ("elsewhere", Request::Client(C::Elsewhere { gpus: vec![GPU] })),
         ("status", Request::Admin(AdminRequest::Status)),
         (
             "set_quantum",
@@ -240,6 +241,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("host_short", Reply::Client(S::HostShort { bytes: 9 << 20 })),
         ("sleep", Reply::Client(S::Sleep)),
         ("wake", Reply::Client(S::Wake)),
+        ("move", Reply::Client(S::Move { from: GPU, to: GpuUuid([9; 16]) })),
         ("status of the scheduler", Reply::Admin(AdminReply::Scheduler(scheduler))),
         ("status of a gpu", Reply::Admin(AdminReply::Gpu(gpu))),
         ("status of a client", Reply::Admin(AdminReply::Client(Box::new(client)))),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Programs that take nothing of the card while they are idle, and wake by whatever they call next, on a real card.
 
-sleep.py [calls] [many] [hundred] [resting] [full] [neighbour] [cycles]; all by default, in about 900 s. Needs PyTorch, JAX, CuPy, Triton, CUDA 12.8 or later and `dist/` (cargo dist-local).
+sleep.py [calls] [many] [hundred] [resting] [full] [neighbour] [cycles] [elsewhere]; all by default, in about 900 s; `elsewhere` needs two GPUs that are alike. Needs PyTorch, JAX, CuPy, Triton, CUDA 12.8 or later and `dist/` (cargo dist-local).
 Rows go to $OUT/rows.jsonl.
 """
 import array, random, re, statistics, threading
@@ -11,9 +11,14 @@ FAILED = []
 
 
 def used():
-    """MiB that the card shows as used."""
+    """MiB that the first card shows as used."""
+    return cards()[0]
+
+
+def cards():
+    """MiB that each card shows as used."""
     asked = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=60).stdout
-    return int(asked.split()[0])
+    return [int(mib) for mib in asked.split()]
 
 
 def host_gib():
@@ -221,5 +226,30 @@ def cycles(seconds=330):
             t.join()
 
 
+def elsewhere(rounds=4):
+    """Notebooks of three frameworks that see two cards. While they sleep, a job fills the one that they have left (`--wake-elsewhere`)."""
+    if len(cards()) < 2:
+        return row(scenario="elsewhere", skipped="one GPU alone")
+    with Scheduler("--gpu-memory", "8GiB", "--tq", "60", "--wake-elsewhere", log="info") as s:
+        notebooks, draw = [Notebook(f"elsewhere-{framework}", s, 1, framework) for framework in ("torch", "cupy", "triton")], random.Random(1)
+        operations = [n.hear().get("operations", []) for n in notebooks]
+        [n.do("add") for n in notebooks]
+        for i in range(rounds):
+            outs = [n.sleep() for n in notebooks]
+            asleep, here = cards(), {n.client()["usage"][0]["gpu"] for n in notebooks}
+            job = Job("job.py", f"elsewhere-job{i}", "--gib", 7.5, "--seconds", 60, scheduler=s, env=dict(NVSHARE_MEMORY="swap", CUDA_VISIBLE_DEVICES=str(i % 2)))
+            begin = time.time()
+            while time.time() - begin < 40 and not any(c["resident"] > 7 << 30 for c in s.status()["clients"] if c["pid"] == job.process.pid):
+                time.sleep(0.1)
+            woke = [n.do(draw.choice(names)) for n, names in zip(notebooks, operations)]
+            there = {n.client()["usage"][0]["gpu"] for n in notebooks}
+            row(scenario="elsewhere", round=i, to_sleep_s=outs, asleep_mib=asleep, awake_mib=cards(), by_s=[w.get("by_us") for w in woke], right=[w.get("right") for w in woke].count(True), moved=not here & there)
+            check(all(w.get("right") for w in woke) and all(isinstance(o, float) for o in outs) and not here & there, ("elsewhere", i, outs, woke, here, there))
+            job.process.kill(), job.process.wait()
+            if FAILED:
+                break
+        row(scenario="elsewhere ended", rcs=[n.end() for n in notebooks])
+
+
 if __name__ == "__main__":
-    run_scenarios([calls, many, hundred, resting, full, neighbour, cycles], FAILED)
+    run_scenarios([calls, many, hundred, resting, full, neighbour, cycles, elsewhere], FAILED)

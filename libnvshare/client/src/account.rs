@@ -43,7 +43,7 @@ pub trait TenantQuota: Copy {
     fn discharge(&self, bytes: u64);
 }
 
-/// Facts about a device that hold as long as the process lives.
+/// Facts about a device that hold as long as the process lives, or until it [moves](Account::set_gpu).
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceFacts {
     /// The GPU's name.

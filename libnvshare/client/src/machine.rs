@@ -176,8 +176,7 @@ impl Machine {
                 }
                 self.message(message, now);
             }
-            Input::Registering { version } => {
-                self.sleeper.registers(version);
+            Input::Registering => {
                 self.silent_since.get_or_insert(now);
             }
             Input::Lost => self.lost(now),
@@ -216,6 +215,7 @@ impl Machine {
             Input::CallsWaiting => self.calls_waiting(now),
             Input::Asleep => self.slept(now),
             Input::CannotSleep { reason, for_good } => self.stayed(reason, for_good, now),
+            Input::MovedBack => self.moved_back(now),
             Input::Awake { took } => self.came_back(took, now),
             Input::Quiet { submissions } => self.idleness.complete(submissions, now),
             Input::Busy => self.idleness.incomplete(now),
@@ -246,7 +246,7 @@ impl Machine {
     }
 
     fn message(&mut self, message: SchedulerMessage, now: Duration) {
-        let Some(message) = self.unless_asleep(message) else { return };
+        let Some(message) = self.unless_asleep(message, now) else { return };
         match message {
             SchedulerMessage::Registered { hold, .. } => self.registered(hold, now),
             SchedulerMessage::Capacity(room) => self.act(Action::Capacity(room)),
@@ -304,6 +304,7 @@ impl Machine {
             | SchedulerMessage::HostShort { .. }
             | SchedulerMessage::Sleep
             | SchedulerMessage::Wake
+            | SchedulerMessage::Move { .. }
             | SchedulerMessage::Pong => {}
         }
     }

@@ -54,6 +54,8 @@ pub enum Done {
         /// Whether it stays as long as the process lives.
         for_good: bool,
     },
+    /// It is still off the card: the driver has refused the other GPU to which it was sent, and it can come back to its own.
+    MovedBack,
     /// The process is back on the card.
     Awake {
         /// How long the way back took.
@@ -101,6 +103,11 @@ pub trait Host {
     fn is_anybody_at_door(&self) -> bool;
     /// Whether the driver has refused a handle of managed memory to the program.
     fn has_lost_handle(&self) -> bool;
+    /// GPUs to which the process, which is off its card, can come back instead; at most
+    /// [`MAX_ELSEWHERE`](nvshare_proto::MAX_ELSEWHERE).
+    fn elsewhere(&self) -> Vec<GpuUuid>;
+    /// Lets these two GPUs change places: the process, which is off its card, comes back to the other one.
+    fn exchange(&mut self, gpus: [GpuUuid; 2]);
     /// The numbers of memory that the process shares now.
     fn shares(&self) -> Vec<u64>;
     /// Submissions that passed the gate since the start.
@@ -151,16 +158,15 @@ impl Session {
         Self { machine: Machine::new(now), told: Vec::new(), told_of_sharing: false, sharing }
     }
 
-    /// There is a connection, and REGISTER is sent on it in this version of the protocol. Returns what REGISTER says of the gate and of each
-    /// device.
-    pub fn register<H: Host>(&mut self, host: &mut H, version: u16, now: Duration) -> (Gate, Vec<Usage>) {
+    /// There is a connection, and REGISTER is sent on it. Returns what REGISTER says of the gate and of each device.
+    pub fn register<H: Host>(&mut self, host: &mut H, now: Duration) -> (Gate, Vec<Usage>) {
         let gate = self.machine.gate();
         let tell = |gpu| host.update(gpu, Account::usage_to_register);
         let usage: Vec<Usage> = host.used().into_iter().filter_map(tell).collect();
         self.told = usage.iter().map(|usage| (usage.gpu, 0)).collect();
         self.told_of_sharing = false;
         self.sharing.forget_told();
-        self.feed(host, Input::Registering { version }, now);
+        self.feed(host, Input::Registering, now);
         (gate, usage)
     }
 
@@ -192,6 +198,7 @@ impl Session {
             Done::CannotSleep { reason, for_good } => {
                 self.feed(host, Input::CannotSleep { reason, for_good }, now);
             }
+            Done::MovedBack => self.feed(host, Input::MovedBack, now),
             Done::Awake { took } => self.feed(host, Input::Awake { took }, now),
             Done::Evicted(gpu) => {
                 let bytes = host.update(gpu, Account::take_made).unwrap_or(0);
@@ -270,8 +277,13 @@ impl Session {
                 if matches!(message, ClientMessage::LockReleased { .. } | ClientMessage::Running { .. }) {
                     tell_phases(host, None);
                 }
+                let elsewhere = if message == ClientMessage::Asleep { host.elsewhere() } else { Vec::new() };
                 host.say(message);
+                if !elsewhere.is_empty() {
+                    host.say(ClientMessage::Elsewhere { gpus: elsewhere });
+                }
             }
+            Action::Exchange { gpus } => host.exchange(gpus),
             Action::Report => tell_everything(host),
             Action::Close => close(host),
             Action::Begin { anyway } => self.begin(host, anyway, now),

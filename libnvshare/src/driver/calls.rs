@@ -7,6 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use nvshare_proto::GpuUuid;
+
 use super::functions;
 use super::types::{
     CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_LIMIT_STACK_SIZE,
@@ -318,9 +320,19 @@ pub(crate) fn checkpoint_process() -> Result<(), CUresult> {
     call!(cuCheckpointProcessCheckpoint(own_number(), (&raw mut arguments).cast()))
 }
 
-/// Brings this process back to its cards, still locked.
-pub(crate) fn restore_process() -> Result<(), CUresult> {
-    let mut arguments = CheckpointArguments::default();
+/// Brings this process back to its cards, still locked. `pairs`: a card that it sees, and the card that takes its place. None of them, or
+/// one for each card that it sees: otherwise the driver refuses all, and the process stays where it is (measured on H200s).
+pub(crate) fn restore_process(pairs: &[[GpuUuid; 2]]) -> Result<(), CUresult> {
+    /// A pointer and a count, and nothing in the rest of the 64 bytes.
+    #[repr(C)]
+    struct Arguments {
+        pairs: *const [GpuUuid; 2],
+        count: c_uint,
+        rest: [c_uint; 13],
+    }
+    const { assert!(size_of::<Arguments>() == size_of::<CheckpointArguments>()) }
+    let first = if pairs.is_empty() { std::ptr::null() } else { pairs.as_ptr() };
+    let mut arguments = Arguments { pairs: first, count: pairs.len() as c_uint, rest: [0; 13] };
     call!(cuCheckpointProcessRestore(own_number(), (&raw mut arguments).cast()))
 }
 

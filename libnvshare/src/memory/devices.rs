@@ -1,5 +1,6 @@
 //! The process's devices, and the account of its memory on each.
 
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,9 +13,11 @@ use nvshare_proto::{GpuUuid, MemoryMode, ThrottledLine};
 
 use crate::driver;
 use crate::driver::types::{
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-    CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, CUdevice, CUresult,
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    CUdevice, CUresult,
 };
 use crate::memory::quota::{self, QuotaCell};
 use crate::process::config::Config;
@@ -29,7 +32,8 @@ use crate::work::used_devices;
 pub(crate) struct Device {
     /// The program's own ordinal.
     pub(crate) ordinal: CUdevice,
-    pub(crate) uuid: GpuUuid,
+    /// What makes two devices alike: a process that is off the one can come back to the other.
+    model: Model,
     /// Bytes of the device, as the driver reports them.
     total: u64,
     /// The memory mode on this device.
@@ -44,6 +48,9 @@ pub(crate) struct Device {
     /// Allocations and frees whose memory is charged, and not on the list.
     under_way: AtomicUsize,
 }
+
+/// A device's bytes, its compute capability, and how many multiprocessors it has.
+type Model = (u64, [c_int; 3]);
 
 /// An allocation or a free whose memory is charged, and not on the list: it cannot be evicted.
 #[derive(Debug)]
@@ -70,6 +77,8 @@ impl Drop for Awaited<'_> {
 pub(crate) type Account = nvshare_client::Account<QuotaCell>;
 
 static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+/// Whether these are all that the driver has.
+static IS_COMPLETE: OnceLock<bool> = OnceLock::new();
 
 /// The devices, once [`discover`]ed.
 pub(crate) fn all() -> impl Iterator<Item = &'static Device> {
@@ -88,7 +97,36 @@ pub(crate) fn get(ordinal: CUdevice) -> Option<&'static Device> {
 
 /// The device of this UUID.
 pub(crate) fn by_uuid(uuid: GpuUuid) -> Option<&'static Device> {
-    all().find(|device| device.uuid == uuid)
+    all().find(|device| device.uuid() == uuid)
+}
+
+/// The GPUs behind the devices, in the order of the devices.
+pub(crate) fn uuids() -> Vec<GpuUuid> {
+    all().map(Device::uuid).collect()
+}
+
+/// Lets two GPUs change places: each device is the other GPU from now on. The process is off its cards.
+pub(crate) fn exchange([from, to]: [GpuUuid; 2]) {
+    let [Some(one), Some(other)] = [from, to].map(by_uuid) else { return };
+    one.update_for_all(|account| account.set_gpu(to));
+    other.update_for_all(|account| account.set_gpu(from));
+}
+
+/// The unused devices that are like the only one in use. None, if the driver has devices of which nothing is known.
+pub(crate) fn alike() -> Vec<GpuUuid> {
+    if IS_COMPLETE.get() != Some(&true) {
+        return Vec::new();
+    }
+    let facts = |device: &Device| (used_devices::contains(device.ordinal), device.model, device.uuid());
+    alike_among(&all().map(facts).collect::<Vec<_>>())
+}
+
+/// Of devices that are in use or not, the others that are like the only one in use.
+fn alike_among(devices: &[(bool, Model, GpuUuid)]) -> Vec<GpuUuid> {
+    let mut used = devices.iter().filter(|(is_used, ..)| *is_used);
+    let (Some((_, model, _)), None) = (used.next(), used.next()) else { return Vec::new() };
+    let others = devices.iter().filter(|(is_used, other, _)| !is_used && other == model);
+    others.map(|&(.., gpu)| gpu).collect()
 }
 
 /// Asks the driver for the process's devices, once. Needs `cuInit` to have succeeded.
@@ -96,9 +134,11 @@ pub(crate) fn discover(config: &Config) {
     DEVICES.get_or_init(|| {
         let count = driver::device_count().unwrap_or(0).max(0) as usize;
         let warn = |index: usize, error: &CUresult| log::warn(format_args!("device {index}: {error:?}"));
-        (0..count.min(used_devices::MAX_DEVICES))
+        let devices: Vec<Device> = (0..count.min(used_devices::MAX_DEVICES))
             .filter_map(|index| describe(index, config).inspect_err(|error| warn(index, error)).ok())
-            .collect()
+            .collect();
+        let _ = IS_COMPLETE.set(devices.len() == count);
+        devices
     });
 }
 
@@ -134,9 +174,15 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         is_of_seat: config.is_in_seat(),
         oversubscribe: config.oversubscribe && memory != MemoryMode::Swap,
     };
+    let attributes = [
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    ];
+    let model = attributes.map(|attribute| driver::device_attribute(ordinal, attribute).unwrap_or_default());
     Ok(Device {
         ordinal,
-        uuid: terms.gpu,
+        model: (terms.total, model),
         total: terms.total,
         memory,
         managed_pools: concurrent && memory != MemoryMode::Off,
@@ -158,6 +204,11 @@ const FIRST_CONTACT: Duration = Duration::from_secs(6);
 const SEATS_FIRST_CONTACT: Duration = Duration::from_secs(60);
 
 impl Device {
+    /// The GPU behind the device.
+    pub(crate) fn uuid(&self) -> GpuUuid {
+        self.lock().gpu()
+    }
+
     /// Whether the driver makes descriptors of files of the device's physical memory.
     pub(crate) fn shares_by_descriptor(&self) -> bool {
         let attribute = CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
@@ -271,7 +322,7 @@ impl Device {
 
     /// Shares the limit with the tenant's other processes from now on, or stops doing so.
     pub(crate) fn share_quota(&self, page: Option<quota::MappedPage>) {
-        self.lock().share_limit(page.and_then(|page| page.cell(self.uuid)));
+        self.update(|account| account.share_limit(page.and_then(|page| page.cell(account.gpu()))));
     }
 
     /// Takes an allocation out of the account, `charged` bytes of which were charged.
@@ -434,4 +485,24 @@ fn say_of_refusal(text: std::fmt::Arguments<'_>) {
     static HAS_WARNED: AtomicBool = AtomicBool::new(false);
     let say = if HAS_WARNED.swap(true, Ordering::Relaxed) { log::info } else { log::warn };
     say(text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_process_of_one_device_has_others_like_it() {
+        let [a, b, c] = [1, 2, 3].map(|number| GpuUuid([number; 16]));
+        let (small, large) = ((1 << 30, [7, 5, 40]), (2 << 30, [7, 5, 40]));
+        for (devices, others) in [
+            (vec![(true, small, a), (false, small, b), (false, large, c)], vec![b]),
+            (vec![(false, small, a), (true, small, b), (false, small, c)], vec![a, c]),
+            (vec![(true, small, a), (true, small, b), (false, small, c)], vec![]),
+            (vec![(false, small, a), (false, small, b)], vec![]),
+            (vec![(true, small, a)], vec![]),
+        ] {
+            assert_eq!(alike_among(&devices), others, "{devices:?}");
+        }
+    }
 }

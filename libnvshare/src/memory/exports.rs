@@ -186,6 +186,11 @@ fn open_descriptors() -> usize {
     parts + loans::descriptors()
 }
 
+/// Whether others may get memory of the process.
+pub(crate) fn has_any() -> bool {
+    !lock(&EXPORTS).holders.is_empty()
+}
+
 /// The descriptors of an allocation or slab, if it has any. They may not be intact any more.
 pub(crate) fn find(holder: u64) -> Option<Arc<Export>> {
     lock(&EXPORTS).holders.get(&holder)?.export.clone()

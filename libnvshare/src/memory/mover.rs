@@ -270,7 +270,7 @@ fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Ve
         threads::pause();
     }
     let lacking = |(device, restored): (&&Device, &device::AfterRestore)| {
-        (restored.lacking > 0).then_some(Amount { gpu: device.uuid, bytes: restored.lacking })
+        (restored.lacking > 0).then_some(Amount { gpu: device.uuid(), bytes: restored.lacking })
     };
     let is_complete = !cancelled() && !restored.iter().any(|restored| restored.is_partial);
     is_complete.then(|| devices.iter().zip(&restored).filter_map(lacking).collect())
@@ -288,7 +288,7 @@ fn evict(Amount { gpu, bytes }: Amount) {
 /// that the scheduler counts on. It leaves as soon as the driver has made it. So does one that is being freed, and its room is
 /// there when the free is over. Memory whose context has ended meanwhile moves in another one.
 fn evict_from(device: &'static Device, bytes: u64) -> u64 {
-    let report = || report(Done::Evicted(device.uuid));
+    let report = || report(Done::Evicted(device.uuid()));
     let begin = Instant::now();
     let is_under_way =
         || device.is_changing() && begin.elapsed() < CHANGE_IS_LATE && !lifecycle::is_exiting();
@@ -354,7 +354,7 @@ fn wait_for_evictions(device: &Device, cancelled: &dyn Fn() -> bool) {
     /// How often the wait looks whether it was given up.
     const LOOK: std::time::Duration = std::time::Duration::from_millis(5);
     let mut beside = lock(&BESIDE);
-    while beside.iter().any(|busy| busy.gpu == device.uuid) && !cancelled() {
+    while beside.iter().any(|busy| busy.gpu == device.uuid()) && !cancelled() {
         (beside, _) = BESIDE_ENDS.wait_timeout(beside, LOOK).unwrap_or_else(PoisonError::into_inner);
     }
 }

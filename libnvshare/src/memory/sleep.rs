@@ -7,6 +7,9 @@
 //! NVML waits as well while the process is off the card, as the driver suspends it. So its calls wait at the door too
 //! (`hooks/nvml/unhooked.rs`).
 //!
+//! A process that uses one of several GPUs that are alike may come back to another one. The [devices] have changed places by then, and the
+//! driver is told at the restore. All that the program has on its device is on the other card afterwards, at the same addresses.
+//!
 //! A thread that comes to the door while the others are looked at means that the program is at work. So does one at the gate.
 
 mod stacks;
@@ -18,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use nvshare_client::Kind;
 use nvshare_client::session::Done;
-use nvshare_proto::MemoryMode;
+use nvshare_proto::{GpuUuid, MAX_ELSEWHERE, MemoryMode};
 
 use self::stacks::Stacks;
-use super::{allocations, devices, imports, physical, pools};
+use super::{allocations, devices, exports, imports, physical, pools};
 use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::blocked::Unseen;
@@ -48,6 +51,10 @@ const CONTEXTS: u64 = 1 << 30;
 static AWAY: AtomicBool = AtomicBool::new(false);
 /// The stacks that the contexts gave back before.
 static STACKS: Mutex<Stacks> = Mutex::new(Stacks::none());
+/// The GPUs behind the devices when the process went.
+static LEFT: Mutex<Vec<GpuUuid>> = Mutex::new(Vec::new());
+/// The driver has refused another GPU. It is not asked again.
+static IS_BOUND: AtomicBool = AtomicBool::new(false);
 /// Finds the functions of the driver and of NVML that the program is linked to, and whose calls pass the door by.
 static LINKED: OnceLock<Linked> = OnceLock::new();
 type Linked = Box<dyn Fn() -> Vec<String> + Send + Sync>;
@@ -186,7 +193,10 @@ fn behind_the_door() -> Result<(), Stays> {
     door::close();
     let gone = settle().and_then(|()| check_now()).and_then(|()| leave_cards());
     match gone {
-        Ok(()) => AWAY.store(true, Ordering::SeqCst),
+        Ok(()) => {
+            *lock(&LEFT) = devices::uuids();
+            AWAY.store(true, Ordering::SeqCst);
+        }
         Err(_) => door::open(),
     }
     gone
@@ -264,13 +274,24 @@ pub(super) fn come_back() -> Done {
     if is_away()
         && let Some(_way) = lifecycle::hold_off_exit_on_the_way()
     {
-        match several_times(driver::restore_process) {
+        let left = lock(&LEFT).clone();
+        let pairs = to_exchange(&left, &devices::uuids());
+        match several_times(|| driver::restore_process(&pairs)) {
             Ok(()) => {
                 let stacks = std::mem::replace(&mut *lock(&STACKS), Stacks::none());
                 if unlock() {
                     stacks.take_again();
                 }
                 log::info(format_args!("the process is back, after {:.3} s", begin.elapsed().as_secs_f64()));
+            }
+            // Its state is as before, and the scheduler has room for it elsewhere.
+            Err(CUresult::INVALID_VALUE) if !pairs.is_empty() => {
+                IS_BOUND.store(true, Ordering::SeqCst);
+                log::warn(format_args!(
+                    "the driver does not bring the process back to another GPU; it comes back to its own"
+                ));
+                return_to(&left);
+                return Done::MovedBack;
             }
             Err(error) => {
                 log::error(format_args!(
@@ -284,12 +305,40 @@ pub(super) fn come_back() -> Done {
     Done::Awake { took: begin.elapsed() }
 }
 
+/// GPUs to which the process can come back instead of the one that it has left.
+pub(crate) fn elsewhere() -> Vec<GpuUuid> {
+    // A limit holds on one GPU, for this process or for its tenant together. Those that get memory of the process expect it on the GPU
+    // that it is on.
+    let is_limited = devices::used().any(|device| device.allocation_limit().is_some());
+    if is_limited || exports::has_any() || IS_BOUND.load(Ordering::SeqCst) {
+        return Vec::new();
+    }
+    let mut gpus = devices::alike();
+    gpus.truncate(MAX_ELSEWHERE);
+    gpus
+}
+
+/// For each device the GPU that it was and the one that it is; nothing, if each is what it was.
+fn to_exchange(left: &[GpuUuid], now: &[GpuUuid]) -> Vec<[GpuUuid; 2]> {
+    if left == now {
+        return Vec::new();
+    }
+    left.iter().zip(now).map(|(&left, &now)| [left, now]).collect()
+}
+
+/// Lets the devices be the GPUs again that the process has left.
+fn return_to(left: &[GpuUuid]) {
+    for (device, &gpu) in devices::all().zip(left) {
+        devices::exchange([device.uuid(), gpu]);
+    }
+}
+
 /// A step that must not fail, as often as it may help.
 fn several_times(step: impl Fn() -> Result<(), CUresult>) -> Result<(), CUresult> {
     let mut result = step();
     for _ in 1..TRIES {
-        // A step that has been taken is not taken again.
-        if matches!(result, Ok(()) | Err(CUresult::ILLEGAL_STATE)) {
+        // A step that has been taken is not taken again, nor one that will never be.
+        if matches!(result, Ok(()) | Err(CUresult::ILLEGAL_STATE | CUresult::INVALID_VALUE)) {
             break;
         }
         threads::sleep(BEFORE_AGAIN);
@@ -301,6 +350,13 @@ fn several_times(step: impl Fn() -> Result<(), CUresult>) -> Result<(), CUresult
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_driver_is_told_of_each_device_if_any_is_another_gpu() {
+        let [a, b, c] = [1, 2, 3].map(|number| GpuUuid([number; 16]));
+        assert_eq!(to_exchange(&[a, b, c], &[a, b, c]), Vec::<[GpuUuid; 2]>::new());
+        assert_eq!(to_exchange(&[a, b, c], &[b, a, c]), [[a, b], [b, a], [c, c]]);
+    }
 
     #[test]
     fn the_host_has_room_for_contexts_and_for_what_does_not_move() {

@@ -28,6 +28,7 @@ use crate::memory::exports;
 use crate::memory::mapping::supply;
 use crate::memory::mover;
 use crate::memory::plain;
+use crate::memory::sleep;
 use crate::memory::{quota, sharers};
 use crate::process::config::Config;
 use crate::process::lifecycle::{self, AtExit};
@@ -212,8 +213,7 @@ impl Thread {
                 self.library.wire = Some(wire);
                 // It may change the limits, which are registered.
                 let asked = self.ask_for_share();
-                let (gate, usage) =
-                    self.tell(|session, library, now| session.register(library, library.version, now));
+                let (gate, usage) = self.tell(|session, library, now| session.register(library, now));
                 let register = Register {
                     pid: std::process::id(),
                     name: program_name(),
@@ -249,7 +249,7 @@ impl Thread {
         if let Some(now) = &now {
             for device in devices::all() {
                 let (before, limit) = (limit_of(first, device), limit_of(now, device));
-                let before = self.seat_limits.insert(device.uuid, limit).unwrap_or(before);
+                let before = self.seat_limits.insert(device.uuid(), limit).unwrap_or(before);
                 device.update_for_all(|account| {
                     if account.allocation_limit() == before {
                         account.set_allocation_limit(limit);
@@ -260,7 +260,7 @@ impl Thread {
         let config = now.as_ref().unwrap_or(first);
         let limit = |device: &Device| {
             let percent = config.compute_limit(usize::try_from(device.ordinal).ok()?)?;
-            Some(ComputeLimit { gpu: device.uuid, percent })
+            Some(ComputeLimit { gpu: device.uuid(), percent })
         };
         Wishes { compute: devices::all().filter_map(limit).collect(), ..config.asked() }
     }
@@ -268,7 +268,7 @@ impl Thread {
     /// The scheduler has told a limit: it is the seat's if the seat's file has it, which is written first.
     fn note_limit(&mut self, gpu: GpuUuid) {
         let now = config::get().ok().and_then(Config::in_its_seat_now);
-        let told = devices::all().find(|device| device.uuid == gpu);
+        let told = devices::all().find(|device| device.uuid() == gpu);
         if let (Some(now), Some(device)) = (now, told) {
             let limit = limit_of(&now, device);
             if device.allocation_limit() == limit {
@@ -429,11 +429,11 @@ impl Host for Library {
     type TenantQuota = quota::QuotaCell;
 
     fn used(&self) -> Vec<GpuUuid> {
-        devices::used().map(|device| device.uuid).collect()
+        devices::used().map(Device::uuid).collect()
     }
 
     fn all(&self) -> Vec<GpuUuid> {
-        devices::all().map(|device| device.uuid).collect()
+        devices::uuids()
     }
 
     fn account(&self, gpu: GpuUuid) -> Option<Account> {
@@ -496,6 +496,15 @@ impl Host for Library {
 
     fn has_lost_handle(&self) -> bool {
         plain::has_lost_handle()
+    }
+
+    fn elsewhere(&self) -> Vec<GpuUuid> {
+        sleep::elsewhere()
+    }
+
+    fn exchange(&mut self, gpus: [GpuUuid; 2]) {
+        log::info(format_args!("the process is to come back to {} instead of {}", gpus[1], gpus[0]));
+        devices::exchange(gpus);
     }
 
     fn shares(&self) -> Vec<u64> {

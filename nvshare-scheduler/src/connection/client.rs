@@ -126,12 +126,10 @@ pub(super) async fn serve(
     let seat = caller.seat.as_ref().map(|seat| seat.name);
     let lists_for = if register.returns { LISTS_FOR } else { Duration::ZERO };
     let bucket = Bucket::new(FRAMES, Instant::now());
-    let version = framed.codec().version();
     let mut client =
         Client { id, framed, caller, tenant, place, shared, outgoing, host, bucket, pause: None };
     register.usage.iter().for_each(|usage| client.uses(usage));
-    let newcomer =
-        Newcomer { client: id, identity, process, seat, job, version, register, outgoing: to_client };
+    let newcomer = Newcomer { client: id, identity, process, seat, job, register, outgoing: to_client };
     if shared.commands.send(Command::Register(Box::new(newcomer))).await.is_err() {
         return;
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use nvshare_proto::{AdminReply, AdminRequest, NO_PLACE, Reply, Request, ThrottledLine};
+use nvshare_proto::{AdminRequest, NO_PLACE, Reply, Request, ThrottledLine};
 use rustix::net::{RecvFlags, recv};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
@@ -159,7 +159,6 @@ async fn connection(mut framed: Stream, caller: Caller, place: Option<Place>, sh
                 }
                 let viewer = shared.bounds.is_some().then(|| caller.viewer());
                 let replies = administer(request, viewer, &shared.commands).await;
-                let replies = in_version(framed.codec().version(), replies);
                 if !tell_all(&mut framed, replies).await {
                     return;
                 }
@@ -182,16 +181,6 @@ async fn connection(mut framed: Stream, caller: Caller, place: Option<Place>, sh
             }
         }
     }
-}
-
-/// The replies as an end of this version knows them: a client has the nearest state that it knows.
-fn in_version(version: u16, mut replies: Vec<Reply>) -> Vec<Reply> {
-    for reply in &mut replies {
-        if let Reply::Admin(AdminReply::Client(row)) = reply {
-            row.state = row.state.in_version(version);
-        }
-    }
-    replies
 }
 
 /// Answers a request; on the clients' socket, `viewer` is the process that asks.

@@ -18,8 +18,6 @@ pub(crate) struct Newcomer {
     pub(crate) seat: Option<SeatName>,
     /// Slurm's job that it is of.
     pub(crate) job: Option<u32>,
-    /// The version of the protocol that it speaks.
-    pub(crate) version: u16,
     pub(crate) register: Register,
     /// Where messages to it go.
     pub(crate) outgoing: mpsc::Sender<SchedulerMessage>,

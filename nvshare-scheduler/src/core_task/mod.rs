@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Time};
-use nvshare_proto::{ClientMessage, GpuUuid, MemoryMode, SLEEP, SchedulerMessage, SeatName};
+use nvshare_proto::{ClientMessage, GpuUuid, MemoryMode, SchedulerMessage, SeatName};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, spawn_blocking, yield_now};
 use tokio::time::{Instant, sleep_until};
@@ -246,7 +246,7 @@ impl CoreTask {
     }
 
     fn register(&mut self, newcomer: Newcomer, now: Time) {
-        let Newcomer { client, identity, process, seat, job, version, mut register, outgoing } = newcomer;
+        let Newcomer { client, identity, process, seat, job, mut register, outgoing } = newcomer;
         self.outgoing.insert(client, outgoing);
         let pid = identity.pid.unwrap_or(register.pid);
         let info = process.as_ref().map(|process| &process.info);
@@ -272,13 +272,6 @@ impl CoreTask {
             seats::keep_own_wishes(&mut register.asked, before);
         }
         self.core.handle(Event::Registered { client, identity, register }, now);
-        // It does not know the order, and would not say so.
-        if version < SLEEP {
-            self.deliver();
-            let reason = "its library is older; its program has to be started again".to_owned();
-            let message = ClientMessage::CannotSleep { reason, for_good: true };
-            self.core.handle(Event::Message { client, message }, now);
-        }
         if let Some(before) = before {
             self.core.replace_limits(client, before.memory.unwrap_or(0), now);
         }

@@ -83,6 +83,7 @@ impl Options {
             ..Config::default()
         };
         config.sleep_after = shared.sleep_after.map(|time| time.0);
+        config.wake_elsewhere = shared.wake_elsewhere;
         config.grace = shared.grace.map_or(config.grace, |grace| grace.0);
         if let Some(rule) = shared.tq {
             config.set_rule(None, rule.0.into());

@@ -100,6 +100,11 @@ pub(super) struct Shared {
     #[arg(long, value_name = "SECONDS")]
     pub(super) sleep_after: Option<SleepAfter>,
 
+    /// A program that waits to come back from its sleep, and sees several GPUs that are alike, comes back to another one where there is
+    /// room
+    #[arg(long)]
+    pub(super) wake_elsewhere: bool,
+
     /// Level of the log: error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub(super) log: Option<Level>,
@@ -131,6 +136,7 @@ impl Shared {
             exclusive: self.exclusive || below.exclusive,
             grace: self.grace.or(below.grace),
             sleep_after: self.sleep_after.or(below.sleep_after),
+            wake_elsewhere: self.wake_elsewhere || below.wake_elsewhere,
             log: self.log.or(below.log),
             metrics: self.metrics.or(below.metrics),
             // Only a file has it.

@@ -19,7 +19,11 @@ impl Asleep {
     }
 
     fn with(options: &[&str]) -> Self {
-        let world = World::with_memory("swap", &CARD);
+        Self::on(&CARD, options)
+    }
+
+    fn on(cards: &[(&str, &str)], options: &[&str]) -> Self {
+        let world = World::with_memory("swap", cards);
         let scheduler = Scheduler::start(&world, options);
         Self { world, scheduler }
     }
@@ -210,4 +214,22 @@ fn scheduling_that_is_switched_off_wakes_a_program() {
     asleep.until(&guest, ClientState::Free);
     asleep.go();
     expect_all_done(guest);
+}
+
+/// Its turn on the card that it left would come after a minute.
+#[test]
+fn a_program_wakes_on_another_card_where_its_own_has_no_room() {
+    let cards = [&CARD[..], &[("NVSIM_GPUS", "2")]].concat();
+    let asleep = Asleep::on(&cards, &["--tq", "60", "--gpu-memory", "64MiB", "--wake-elsewhere"]);
+    let guest = asleep.guest("launch", &[]);
+    asleep.sleep(&guest);
+    let busy = Program::workload(&asleep.world, "busy", "--memory 60MiB --block 4MiB --full-check");
+    let busy = busy.env("CUDA_VISIBLE_DEVICES", "0").until_told().start();
+    asleep.until(&busy, ClientState::Running);
+    asleep.go();
+    expect_all_done(guest);
+    let log = asleep.scheduler.log();
+    assert!(log.contains("comes back to GPU-"), "{log}");
+    asleep.world.stop();
+    busy.finish().intact();
 }

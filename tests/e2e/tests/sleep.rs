@@ -1,12 +1,14 @@
 //! Programs that go off the card while they are idle, and that any call wakes.
 
+mod elsewhere;
+
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nvshare_harness::{Finished, PlayedScheduler, Program, Running, World, guest, wait_until};
-use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SLEEP, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage, Usage};
 
 const CARD: [(&str, &str); 5] = [
     ("NVSIM_MEMORY", "1GiB"),
@@ -486,22 +488,6 @@ fn a_scheduler_that_dies_leaves_it_asleep_until_a_call_waits() {
     finished.passed();
     assert!(begin.elapsed() >= Duration::from_secs(4), "a scheduler has a while to come back");
     assert_eq!(finished.out, "ready\ncalled\ndone\n");
-}
-
-#[test]
-fn under_a_scheduler_of_the_version_before_a_call_wakes_it_without_being_asked_for() {
-    let mut sleeper = Sleeper::parked(&["event_query"], &[]);
-    assert_eq!(sleeper.sleep(), Answer::Asleep);
-    let Sleeper { world, guest, client, listener, gpu, grants } = sleeper;
-    drop(client);
-    // That one knows nothing of sleep: it is not told, and answers all else that it is asked.
-    let (client, _) = PlayedScheduler::accept_in(SLEEP - 1, &listener);
-    let mut sleeper = Sleeper { world, guest, client, listener, gpu, grants };
-    sleeper.write("go", "");
-    // On this connection: what that one does not know would have ended it.
-    sleeper.until(|m| matches!(m, ClientMessage::ReqLock).then_some(()));
-    sleeper.grant();
-    sleeper.finish();
 }
 
 #[test]

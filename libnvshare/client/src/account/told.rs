@@ -1,7 +1,7 @@
 //! Messages about the account to the scheduler, and from it about the GPU.
 
-use nvshare_proto::Usage;
 use nvshare_proto::units::MIB;
+use nvshare_proto::{GpuUuid, Usage};
 
 use super::{Account, LimitUse, TenantQuota};
 
@@ -41,6 +41,17 @@ impl<T: TenantQuota> Account<T> {
     /// Room that evictions have made since the last call: the caller tells the scheduler of it.
     pub fn take_made(&mut self) -> u64 {
         std::mem::take(&mut self.made)
+    }
+
+    /// The GPU's name.
+    #[must_use]
+    pub fn gpu(&self) -> GpuUuid {
+        self.facts.gpu
+    }
+
+    /// The device is another GPU from now on, which is as large. The scheduler learns of it when the process registers again.
+    pub fn set_gpu(&mut self, gpu: GpuUuid) {
+        self.facts.gpu = gpu;
     }
 
     /// The limit in bytes of the process, or of its tenant.

@@ -35,10 +35,7 @@ pub enum Input {
     /// The scheduler sent this message.
     Message(SchedulerMessage),
     /// There is a connection, and REGISTER is sent on it.
-    Registering {
-        /// The protocol's version that is spoken on it.
-        version: u16,
-    },
+    Registering,
     /// The connection to the scheduler is gone.
     Lost,
     /// No scheduler can be found.
@@ -83,6 +80,8 @@ pub enum Input {
         /// How long the way back took.
         took: Duration,
     },
+    /// It is still off the card, in answer to the same: the driver has refused the other GPU, and it can come back to its own.
+    MovedBack,
     /// Time passed.
     Tick {
         /// A number that grows whenever a drain comes nearer to its end.
@@ -150,8 +149,13 @@ pub enum Action {
     CountHandOver,
     /// Count a deferred drain.
     CountDeferral,
-    /// Connect and register again: the scheduler's idea of the gate is wrong.
+    /// Connect and register again: the scheduler's idea of the gate, or of the process's GPUs, is wrong.
     Reconnect,
+    /// Let these two GPUs change places: the process, which is off its card, comes back to the other one.
+    Exchange {
+        /// The GPUs.
+        gpus: [GpuUuid; 2],
+    },
     /// Tell the user, once, that there is no scheduler.
     WarnAlone,
     /// Tell the user that the program waits for the scheduler's answer.

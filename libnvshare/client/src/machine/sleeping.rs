@@ -6,11 +6,12 @@
 //! void, and it says what is true when the process is back.
 //!
 //! A call of the program that waits asks the scheduler for the way back, since the card may be full. If no scheduler answers for as long
-//! as a parked program waits for one, the process comes back on its own. So it does at once under a scheduler that is older than sleep.
+//! as a parked program waits for one, the process comes back on its own. A scheduler that sends it to another GPU knows that there is memory.
+//! The process registers anew then, as one that sleeps there.
 
 use std::time::Duration;
 
-use nvshare_proto::{ClientMessage, InitialState, SLEEP, SchedulerMessage};
+use nvshare_proto::{ClientMessage, InitialState, SchedulerMessage};
 
 use super::{Action, Machine, MoverOrder, Phase};
 
@@ -32,8 +33,6 @@ pub(super) struct Sleeper {
     wanted_since: Option<Duration>,
     /// WAKE_WANTED is said on this connection.
     is_said: bool,
-    /// The scheduler of this connection is older than sleep: it is not told of it, and does not wake the process.
-    is_older: bool,
     /// The process is to come back as soon as it is asleep.
     is_called: bool,
     /// The process is on its own as soon as it is awake.
@@ -50,11 +49,6 @@ impl Sleeper {
     /// Whether a call of the program waits for the way back.
     pub(super) fn is_wanted(&self) -> bool {
         self.wanted_since.is_some()
-    }
-
-    /// The process registers in this version of the protocol.
-    pub(super) fn registers(&mut self, version: u16) {
-        self.is_older = version < SLEEP;
     }
 
     /// The time from which the silence of the scheduler counts that began at `since`. `None`: nothing waits for it.
@@ -75,7 +69,11 @@ impl Machine {
     }
 
     /// The message, if it has its effect now.
-    pub(super) fn unless_asleep(&mut self, message: SchedulerMessage) -> Option<SchedulerMessage> {
+    pub(super) fn unless_asleep(
+        &mut self,
+        message: SchedulerMessage,
+        now: Duration,
+    ) -> Option<SchedulerMessage> {
         use SchedulerMessage as M;
         if matches!(message, M::SchedOn { .. }) {
             // It registered while scheduling was off.
@@ -84,16 +82,17 @@ impl Machine {
         match (self.sleeper.stage, message) {
             (_, M::Sleep) => self.fall_asleep(),
             (_, M::Wake) => self.come_back(),
+            (Stage::Asleep, M::Move { from, to }) => {
+                self.act(Action::Exchange { gpus: [from, to] });
+                self.register_anew(now);
+            }
             (Stage::Awake, message) => return Some(message),
             // Nothing that moves is on the card.
             (Stage::Asleep, M::Evict(room)) => self.act(Action::Return { room, evict: false }),
             (_, message @ M::Evict(_)) => self.sleeper.kept.push(message),
             (stage, message @ (M::LockOk { .. } | M::Restore(_) | M::SchedOff | M::SchedOn { .. })) => {
-                if self.sleeper.is_older || stage == Stage::Falling {
+                if stage == Stage::Falling {
                     self.sleeper.kept.push(message);
-                }
-                if self.sleeper.is_older {
-                    self.come_back();
                 }
             }
             (_, message) => return Some(message),
@@ -144,7 +143,7 @@ impl Machine {
         self.sleeper.stage = Stage::Asleep;
         self.act(Action::Send(ClientMessage::Asleep));
         for message in std::mem::take(&mut self.sleeper.kept) {
-            self.unless_asleep(message);
+            self.unless_asleep(message, now);
         }
         // A thread had passed the door before it closed, and came to the gate.
         if self.asleep {
@@ -173,11 +172,26 @@ impl Machine {
         self.go_on(now);
     }
 
+    /// Registers again, as one that is asleep. Until a scheduler answers, it counts as lost: nobody else keeps memory free for the way back.
+    fn register_anew(&mut self, now: Duration) {
+        self.silent_since.get_or_insert(now);
+        self.reconnect();
+    }
+
+    /// The driver has refused the GPU to which the process was sent. It sleeps on, and the scheduler learns that its own GPU is to have
+    /// room for it.
+    pub(super) fn moved_back(&mut self, now: Duration) {
+        self.sleeper.stage = Stage::Asleep;
+        if self.connected {
+            self.register_anew(now);
+        } else if self.sleeper.is_alone {
+            self.come_back();
+        }
+    }
+
     /// The process is awake: what was kept has its effect.
     fn go_on(&mut self, now: Duration) {
-        let is_older = self.sleeper.is_older;
-        let Sleeper { is_alone, kept, .. } =
-            std::mem::replace(&mut self.sleeper, Sleeper { is_older, ..Sleeper::default() });
+        let Sleeper { is_alone, kept, .. } = std::mem::take(&mut self.sleeper);
         for message in kept {
             self.message(message, now);
         }
@@ -201,11 +215,7 @@ impl Machine {
         let is_new = self.sleeper.stage == Stage::Asleep && self.sleeper.is_wanted() && !self.sleeper.is_said;
         if is_new && self.connected {
             self.sleeper.is_said = true;
-            if self.sleeper.is_older {
-                self.come_back();
-            } else {
-                self.act(Action::Send(ClientMessage::WakeWanted));
-            }
+            self.act(Action::Send(ClientMessage::WakeWanted));
         }
     }
 
@@ -218,9 +228,6 @@ impl Machine {
         self.sleeper.is_said = false;
         if self.sleeper.stage != Stage::Falling {
             self.act(Action::Send(ClientMessage::Asleep));
-        }
-        if self.sleeper.is_older && self.sleeper.is_alone {
-            self.come_back();
         }
         self.say_wanted();
         true

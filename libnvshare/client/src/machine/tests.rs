@@ -1,7 +1,7 @@
 mod sleeping;
 
 use super::*;
-use nvshare_proto::{GpuUuid, VERSION};
+use nvshare_proto::GpuUuid;
 
 const GPU: GpuUuid = GpuUuid([1; 16]);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -356,7 +356,7 @@ fn a_process_that_was_stopped_takes_no_scheduler_for_silent() {
 #[test]
 fn a_program_that_waits_for_an_answer_says_so_once_after_a_second() {
     let mut starting = Client::new();
-    starting.feed(Input::Registering { version: VERSION });
+    starting.feed(Input::Registering);
     assert_eq!(starting.tick(900, 0, 0), []);
     assert_eq!(starting.tick(200, 0, 0), [Action::SayWaiting]);
     assert_eq!(starting.tick(1000, 0, 0), []);
@@ -371,7 +371,7 @@ fn a_program_that_waits_for_an_answer_says_so_once_after_a_second() {
 #[test]
 fn a_gate_that_opened_before_the_answer_to_register_is_registered_as_it_is() {
     let mut client = Client::new();
-    client.feed(Input::Registering { version: VERSION });
+    client.feed(Input::Registering);
     assert_eq!(
         client.wait(MS(5000)),
         [Action::SayWaiting, Action::Reconnect, Action::StopMetering, Action::Begin { anyway: false }]
@@ -534,7 +534,7 @@ fn connections_that_nobody_answers_prolong_no_wait() {
     let mut actions = Vec::new();
     for _ in 0..5 {
         actions.append(&mut client.wait(MS(1000)));
-        actions.append(&mut client.feed(Input::Registering { version: VERSION }));
+        actions.append(&mut client.feed(Input::Registering));
         actions.append(&mut client.feed(Input::Lost));
     }
     actions.append(&mut client.wait(MS(500)));

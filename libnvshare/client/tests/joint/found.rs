@@ -5,7 +5,7 @@ use nvshare_client::{Admission, Caller, Done, Kind, MoverOrder, Session};
 use nvshare_core::Gang;
 use nvshare_proto::{
     Amount, ClientMessage, ComputeLimit, Enforcement, Epoch, GpuUuid, InitialState, MemoryMode,
-    SchedulerMessage, TenantSettings, VERSION, Wishes,
+    SchedulerMessage, TenantSettings, Wishes,
 };
 
 use crate::agenda::Later;
@@ -281,7 +281,7 @@ fn a_thread_that_slept_while_the_gate_was_open_asks_again() {
     let mut library = Library::new([terms].into_iter());
     let mut session = Session::new(MS(0));
     (library.is_connected, library.is_asleep) = (true, true);
-    session.register(&mut library, VERSION, MS(0));
+    session.register(&mut library, MS(0));
     let epoch = Epoch { boot: 1, counter: 1 };
     for message in [
         SchedulerMessage::Registered { client: 1, hold: InitialState::Parked },
@@ -314,7 +314,7 @@ fn an_allocation_whose_room_goes_back_while_it_waits_asks_for_all_of_it() {
     let mut library = Library::new([terms].into_iter());
     let mut session = Session::new(MS(0));
     library.is_connected = true;
-    session.register(&mut library, VERSION, MS(0));
+    session.register(&mut library, MS(0));
     let room = |mib| SchedulerMessage::Room(Amount { gpu: gpu(0), bytes: mib * MIB });
     let registered = SchedulerMessage::Registered { client: 1, hold: InitialState::Parked };
     session.hear(&mut library, registered, MS(1));

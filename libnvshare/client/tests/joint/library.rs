@@ -245,6 +245,14 @@ impl Host for Library {
         false
     }
 
+    fn elsewhere(&self) -> Vec<GpuUuid> {
+        Vec::new()
+    }
+
+    fn exchange(&mut self, gpus: [GpuUuid; 2]) {
+        unreachable!("nobody sleeps here, to be sent from or to {gpus:?}")
+    }
+
     fn shares(&self) -> Vec<u64> {
         self.shares.clone()
     }

@@ -7,9 +7,7 @@ use std::time::Duration;
 use nvshare_client::Session;
 use nvshare_client::account::DeviceFacts;
 use nvshare_core::{Config, Core, Event, Identity, Output};
-use nvshare_proto::{
-    ClientMessage, Gate, GpuUuid, Register, SchedulerMessage, TenantSettings, Usage, VERSION,
-};
+use nvshare_proto::{ClientMessage, Gate, GpuUuid, Register, SchedulerMessage, TenantSettings, Usage};
 
 use crate::agenda::{Later, Planned};
 use crate::follower::Follower;
@@ -393,7 +391,7 @@ impl World {
         (process.connection, process.client) = (Some(connection), Some(connection));
         process.library.is_connected = true;
         process.library.now = self.now;
-        let (gate, usage) = process.session.register(&mut process.library, VERSION, self.now);
+        let (gate, usage) = process.session.register(&mut process.library, self.now);
         let register = Register {
             pid: 1000 + i as u32,
             name: format!("program{i}"),

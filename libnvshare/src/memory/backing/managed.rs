@@ -75,7 +75,7 @@ impl Backing for Managed {
 
 impl Moving for Managed {
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
-        let mut laps = Laps::begin(device.uuid);
+        let mut laps = Laps::begin(device.uuid());
         let mut host = host_memory::room();
         let mut moved = 0;
         for allocation in allocations::of_device(device.ordinal) {
@@ -102,7 +102,7 @@ impl Moving for Managed {
     }
 
     fn restore(&self, device: &'static Device, _lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
-        let mut laps = Laps::begin(device.uuid);
+        let mut laps = Laps::begin(device.uuid());
         let mut all = Restored::default();
         for allocation in allocations::of_device(device.ordinal) {
             if cancelled() {

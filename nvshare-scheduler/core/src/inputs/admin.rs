@@ -63,7 +63,7 @@ impl Books {
                     self.want_to_wake(id);
                     continue;
                 }
-                Some(Sleep::Wanted { .. } | Sleep::Waking { .. }) => continue,
+                Some(Sleep::Wanted { .. } | Sleep::Sent { .. } | Sleep::Waking { .. }) => continue,
                 _ => {}
             }
             self.change_client(id, |client| {

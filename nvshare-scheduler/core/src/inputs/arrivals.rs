@@ -75,7 +75,7 @@ impl Books {
     }
 
     /// Forgets what the same process had on a GPU when an earlier connection ended: its report replaces that.
-    fn forget_what_was_left(&mut self, identity: Identity, uuid: GpuUuid) {
+    pub(crate) fn forget_what_was_left(&mut self, identity: Identity, uuid: GpuUuid) {
         self.forget_departed(uuid, |_, departed| departed.identity.is_same_process(identity));
     }
 

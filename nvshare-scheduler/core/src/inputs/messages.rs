@@ -84,6 +84,7 @@ impl Books {
             ClientMessage::CannotSleep { reason, for_good } => self.on_cannot_sleep(id, &reason, for_good),
             ClientMessage::WakeWanted => self.on_wake_wanted(id, phase),
             ClientMessage::Awake { took_us } => self.on_awake(id, took_us),
+            ClientMessage::Elsewhere { gpus } => self.on_elsewhere(id, gpus),
             ClientMessage::CannotShare => self.on_cannot_share(id),
             ClientMessage::Shares { with } => self.on_shares(id, &with),
             // The host's memory is handed out beside the core, and phases are for those who watch.

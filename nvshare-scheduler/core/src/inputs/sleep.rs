@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nvshare_proto::{EventKind, SchedulerMessage};
+use nvshare_proto::{EventKind, GpuUuid, MAX_ELSEWHERE, SchedulerMessage};
 
 use crate::policy::sleep::{MAX_WAIT_FOR_IDLE, MAX_WAIT_FOR_LOOK};
 use crate::state::client::{ClientId, Phase};
@@ -23,7 +23,9 @@ impl Books {
                 return Ok(format!("{who} is going to sleep already"));
             }
             Sleep::Away => return Ok(format!("{who} is asleep already")),
-            Sleep::Wanted { .. } | Sleep::Waking { .. } => return Err(format!("{who} is waking up")),
+            Sleep::Wanted { .. } | Sleep::Sent { .. } | Sleep::Waking { .. } => {
+                return Err(format!("{who} is waking up"));
+            }
         }
         if let Some(why) = self.state().client(id).and_then(|client| self.state().why_no_sleep(client)) {
             return Err(format!("{who} cannot sleep: {why}"));
@@ -49,7 +51,7 @@ impl Books {
                 self.change_client(id, |client| client.sleep = Sleep::Told { since, wakes: true });
             }
             Sleep::Away => self.want_to_wake(id),
-            Sleep::Wanted { .. } | Sleep::Waking { .. } => {
+            Sleep::Wanted { .. } | Sleep::Sent { .. } | Sleep::Waking { .. } => {
                 return Ok(format!("{who} is waking up already"));
             }
         }
@@ -84,7 +86,7 @@ impl Books {
         let (took, wakes) = match sleep {
             Sleep::Told { since, wakes } => (Some(now.saturating_sub(since)), wakes),
             Sleep::No | Sleep::Ordered { .. } => (None, false),
-            Sleep::Away | Sleep::Wanted { .. } | Sleep::Waking { .. } => return,
+            Sleep::Away | Sleep::Wanted { .. } | Sleep::Sent { .. } | Sleep::Waking { .. } => return,
         };
         if !matches!(phase, Phase::Parked | Phase::Free) {
             self.park(id, phase);
@@ -95,6 +97,12 @@ impl Books {
             client.is_unresponsive = false;
             client.came_asleep_at = (!was_sent).then_some(now);
         });
+        // Nothing is left either on a GPU that it used before it was sent to another one.
+        if let Some(identity) = self.state().client(id).map(|client| client.identity) {
+            for uuid in self.state().gpu_uuids() {
+                self.forget_what_was_left(identity, uuid);
+            }
+        }
         if !was_sent {
             let gpus = self.state().gpus_used_by(id);
             gpus.into_iter().for_each(|uuid| self.report_mut().measure(uuid));
@@ -112,6 +120,15 @@ impl Books {
         let has_work = state.client(id).is_some_and(|client| client.wants || client.has_need());
         if wakes || has_work || !state.is_scheduling() {
             self.want_to_wake(id);
+        }
+    }
+
+    /// A client that is off the card can come back to these GPUs as well.
+    pub(crate) fn on_elsewhere(&mut self, id: ClientId, mut gpus: Vec<GpuUuid>) {
+        gpus.truncate(MAX_ELSEWHERE);
+        if self.state().client(id).is_some_and(|client| client.sleep.is_off_card()) {
+            self.change_client(id, |client| client.elsewhere = gpus);
+            self.look_elsewhere(id);
         }
     }
 
@@ -146,6 +163,7 @@ impl Books {
             client.sleep = Sleep::No;
             client.is_unresponsive = false;
             client.came_asleep_at = None;
+            client.elsewhere = Vec::new();
         });
         self.change_each_gpu_of(id, |gpu, account| {
             gpu.size.overhead = gpu.size.overhead.saturating_add(account.overhead());

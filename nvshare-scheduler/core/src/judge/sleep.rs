@@ -161,6 +161,49 @@ impl State {
         })
     }
 
+    /// Returns the GPU to which a client is to come back, where others hold memory that it needs, and another one with room for all that
+    /// it has: the one where most is left.
+    pub(crate) fn place_elsewhere(&self, client: &Client) -> Option<[GpuUuid; 2]> {
+        // Before that, a GPU of which nothing is known may be full.
+        if !self.is_scheduling() || !self.is_settled() || client.stopped {
+            return None;
+        }
+        let mut accounts = client.accounts.iter();
+        let (Some((&from, account)), None) = (accounts.next(), accounts.next()) else { return None };
+        let own = self.gpu(from)?;
+        let needs = own.ledger.entry(client.id).map_or(0, |entry| entry.sleeper.needs);
+        if self.left_beside_holders(own, account, needs).is_some() {
+            return None;
+        }
+        let elsewhere = client.elsewhere.iter().filter(|&&to| to != from);
+        let places = elsewhere.filter_map(|&to| Some((self.left_elsewhere(account, needs, to)?, to)));
+        let (left, to) = places.max()?;
+        let expected = self.clients().filter(|other| other.id != client.id && other.is_expected_on(to));
+        let taken = expected.fold(0, |sum: u128, other| sum.saturating_add(other.allocated().into()));
+        (taken <= left).then_some([from, to])
+    }
+
+    /// Returns the bytes that nobody would use on another GPU if a client came back to it with this memory, and with contexts that take so
+    /// much. `None`: it would have to wait there.
+    fn left_elsewhere(&self, account: &Account, needs: u64, uuid: GpuUuid) -> Option<u128> {
+        // Nobody uses it. It is measured before the client comes back.
+        let Some(gpu) = self.gpu(uuid) else {
+            return Some(account.usage.total.saturating_sub(account.usage.allocated).into());
+        };
+        // As much is kept for it there, since nobody has seen it on that GPU.
+        let kept = gpu.needs_to_return(&Account::new(account.usage, gpu.rates));
+        let fits = !gpu.has_waiter && (needs <= kept || kept == 0);
+        self.left_beside_holders(gpu, account, kept).filter(|_| fits)
+    }
+
+    /// Returns the bytes that nobody would use on a GPU beside its holders and a client with this memory. Memory of others would leave.
+    fn left_beside_holders(&self, gpu: &Gpu, account: &Account, needs: u64) -> Option<u128> {
+        let used = gpu.ledger.sums().holders.demand.saturating_add(account.demand(gpu.capacity).into());
+        let card = self.config().card(gpu.uuid, gpu.size, gpu.ledger.sleepers().needed_by_waking());
+        let left = u128::from(gpu.capacity).checked_sub(used)?;
+        card.has_place(needs, 0, used).then_some(left)
+    }
+
     /// Clients that have been to be woken since then, or longer, are passed over by others.
     fn passed_over(&self) -> Time {
         self.now().checked_sub(self.config().grace).unwrap_or_default()

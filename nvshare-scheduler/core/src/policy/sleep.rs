@@ -15,6 +15,9 @@ pub(crate) const MAX_WAIT_FOR_IDLE: Duration = Duration::from_secs(2);
 /// A client whose memory has left is shown by NVML within this time, or stays: it is looked at each second.
 pub(crate) const MAX_WAIT_FOR_LOOK: Duration = Duration::from_secs(10);
 
+/// How often it is looked whether another GPU has room for a client that waits for its way back.
+pub(crate) const LOOK_ELSEWHERE_EVERY: Duration = Duration::from_secs(1);
+
 /// A client that is to sleep.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Candidate {

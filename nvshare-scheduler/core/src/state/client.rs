@@ -248,6 +248,10 @@ pub(crate) struct Client {
     pub(crate) sleep: Sleep,
     /// Since when it is off the card of which this scheduler did not send it, or `None`. The memory that it left may be others'.
     pub(crate) came_asleep_at: Option<Time>,
+    /// Other GPUs to which it can come back. It says so each time that it has gone.
+    pub(crate) elsewhere: Vec<GpuUuid>,
+    /// When it is looked again whether one of them has room for it.
+    pub(crate) looks_elsewhere_at: Option<Time>,
     /// Why the process cannot leave the card as long as it lives.
     pub(crate) never_sleeps: Option<String>,
     pub(crate) rest: Rest,
@@ -313,9 +317,20 @@ impl Client {
             may_go_on_until: None,
             sleep: Sleep::No,
             came_asleep_at: None,
+            elsewhere: Vec::new(),
+            looks_elsewhere_at: None,
             never_sleeps: None,
             rest: Rest::since(now),
             notes: Notes::default(),
+        }
+    }
+
+    /// Whether the client, which is off its card, is about to come back to this GPU.
+    pub(crate) fn is_expected_on(&self, gpu: GpuUuid) -> bool {
+        match self.sleep {
+            Sleep::Sent { to, .. } => to == gpu,
+            Sleep::Wanted { .. } | Sleep::Waking { .. } => self.accounts.contains_key(&gpu),
+            _ => false,
         }
     }
 

@@ -38,6 +38,8 @@ pub struct Config {
     pub grace: Duration,
     /// A client that has had no work for this long goes off the card by itself where others lack memory; none: never.
     pub sleep_after: Option<Duration>,
+    /// A client that waits for its way back to a card may come back to another one where there is room.
+    pub wake_elsewhere: bool,
     /// When clients come back from an earlier scheduler, nobody is granted anything for this long after the
     /// start. The scheduler must know all clients that run before it gives their memory away.
     pub settle: Duration,
@@ -58,6 +60,7 @@ impl Default for Config {
             exchange: Exchange::default(),
             grace: Duration::from_secs(10),
             sleep_after: None,
+            wake_elsewhere: false,
             settle: Duration::ZERO,
             restarted: false,
         }

@@ -438,6 +438,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
+    use nvshare_proto::GpuUuid;
     use proptest::prelude::*;
 
     use super::*;
@@ -463,6 +464,7 @@ mod tests {
             time().prop_map(|since| Sleep::Told { since, wakes: false }),
             Just(Sleep::Away),
             time().prop_map(|since| Sleep::Wanted { since }),
+            time().prop_map(|until| Sleep::Sent { to: GpuUuid([1; 16]), until }),
             (time(), any::<bool>()).prop_map(|(until, late)| Sleep::Waking { until, late }),
         ];
         (sleep, 0..9u64).prop_map(|(sleep, needs)| Sleeper { sleep, needs })

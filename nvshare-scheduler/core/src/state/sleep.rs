@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! No ──▶ Ordered ──▶ Told ──▶ Away ──▶ Wanted ──▶ Waking ──▶ No
+//!                                        └──▶ Sent: it registers anew, as another client on another GPU
 //! ```
 //!
 //! An administrator orders it, or the client has [rested](super::rest) for long enough. The client's room is taken, and it is told. It wants to come back when a call
@@ -10,6 +11,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+
+use nvshare_proto::GpuUuid;
 
 use crate::Time;
 use crate::state::client::ClientId;
@@ -29,6 +32,8 @@ pub(crate) enum Sleep {
     Away,
     /// The process is off the card and is to come back.
     Wanted { since: Time },
+    /// MOVE is sent; the process should have registered anew there by `until`. If it has not, it waits here again.
+    Sent { to: GpuUuid, until: Time },
     /// WAKE is sent; the process should be back by `until`. `late`: it was not, and others do not wait for it.
     Waking { until: Time, late: bool },
 }
@@ -40,7 +45,7 @@ impl Sleep {
 
     /// Whether the process is off the card, or on its way back: it gets nothing, and is asked for nothing.
     pub(crate) fn is_off_card(self) -> bool {
-        matches!(self, Self::Away | Self::Wanted { .. } | Self::Waking { .. })
+        matches!(self, Self::Away | Self::Wanted { .. } | Self::Sent { .. } | Self::Waking { .. })
     }
 
     /// Whether the process gives nothing back when it is asked.
@@ -83,7 +88,7 @@ impl Sleepers {
     pub(in crate::state) fn put_in(&mut self, id: ClientId, sleeper: Sleeper, is_silent: bool) {
         match sleeper.sleep {
             Sleep::No | Sleep::Ordered { .. } | Sleep::Told { .. } => return,
-            Sleep::Away => {}
+            Sleep::Away | Sleep::Sent { .. } => {}
             Sleep::Wanted { since } => {
                 if !is_silent {
                     self.wanted.insert((since, id));

@@ -6,7 +6,7 @@ use nvshare_proto::{Amount, EventKind, GpuUuid, SchedulerMessage};
 
 use crate::policy::patience::MAX_RESTORE;
 use crate::policy::rest;
-use crate::policy::sleep::{MAX_WAIT_FOR_IDLE, MAX_WAIT_FOR_LOOK, Step};
+use crate::policy::sleep::{LOOK_ELSEWHERE_EVERY, MAX_WAIT_FOR_IDLE, MAX_WAIT_FOR_LOOK, Step};
 use crate::report::warnings::Topic;
 use crate::state::account::EvictOrder;
 use crate::state::client::{Client, ClientId, Phase};
@@ -38,13 +38,56 @@ impl Books {
 
     /// Queues the GPUs of a client that is to come back. Returns whether it is.
     fn look_for_place(&mut self, id: ClientId) -> bool {
-        let is_wanted =
-            self.state().client(id).is_some_and(|client| matches!(client.sleep, Sleep::Wanted { .. }));
-        if is_wanted {
-            let gpus = self.state().gpus_used_by(id);
-            self.queue(gpus);
+        let Some(client) = self.state().client(id) else { return false };
+        match client.sleep {
+            Sleep::Wanted { .. } if client.looks_elsewhere_at.is_some_and(|at| at <= self.state().now()) => {
+                self.look_elsewhere(id);
+            }
+            Sleep::Wanted { .. } => {
+                let gpus = client.gpus();
+                self.queue(gpus);
+            }
+            // It has not registered anew.
+            Sleep::Sent { until, .. } if until <= self.state().now() => self.want_to_wake(id),
+            Sleep::Sent { .. } => {}
+            _ => return false,
         }
-        is_wanted
+        true
+    }
+
+    /// Sends a client that waits for its way back to a GPU to another one, if that has room for it. Otherwise it looks again later.
+    pub(crate) fn look_elsewhere(&mut self, id: ClientId) {
+        let now = self.state().now();
+        let Some(client) = self.state().client(id) else { return };
+        let waits = matches!(client.sleep, Sleep::Wanted { .. }) && !client.elsewhere.is_empty();
+        if !waits || !self.state().config().wake_elsewhere {
+            return;
+        }
+        let (looks, is_due) = (client.elsewhere.len(), client.looks_elsewhere_at.is_none_or(|at| at <= now));
+        let place = self.state().place_elsewhere(client);
+        self.count_work(looks as u64);
+        if let Some(gpus) = place {
+            self.send_elsewhere(id, gpus);
+        } else if is_due {
+            let at = now + LOOK_ELSEWHERE_EVERY;
+            self.change_client(id, |client| client.looks_elsewhere_at = Some(at));
+            self.agenda_mut().follow_sleeper_at(at, id);
+        }
+    }
+
+    /// Sends a client that waits for its way back to a GPU to another one.
+    fn send_elsewhere(&mut self, id: ClientId, [from, to]: [GpuUuid; 2]) {
+        let until = self.state().now() + self.state().config().grace;
+        self.change_client(id, |client| {
+            client.sleep = Sleep::Sent { to, until };
+            // One that does not follow is not sent again.
+            client.elsewhere = Vec::new();
+        });
+        self.send(id, SchedulerMessage::Move { from, to });
+        self.agenda_mut().follow_sleeper_at(until, id);
+        self.queue([from]);
+        self.report_mut()
+            .info(format!("client {id} comes back to {to}, as {from} has no room for all that it has"));
     }
 
     /// Goes on with the clients that are to sleep, or to wake with work, and of which something has changed.
@@ -186,6 +229,7 @@ impl Books {
             return self.wake(id);
         }
         self.queue(gpus);
+        self.look_elsewhere(id);
     }
 
     /// Sends WAKE to the client that is the next to come back to a GPU, if it has a place there and on its

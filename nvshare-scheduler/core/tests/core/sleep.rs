@@ -1,5 +1,6 @@
 //! Clients whose processes go off the card, and come back when there is room for what they had there.
 
+mod elsewhere;
 mod rest;
 mod room;
 

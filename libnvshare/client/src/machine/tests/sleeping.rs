@@ -1,7 +1,5 @@
 //! Processes that go off the card and come back.
 
-use nvshare_proto::SLEEP;
-
 use super::*;
 
 fn said(message: ClientMessage) -> Action {
@@ -150,7 +148,7 @@ fn the_next_scheduler_is_told_that_it_sleeps_and_what_waits() {
     let mut client = asleep();
     client.feed(Input::CallsWaiting);
     client.feed(Input::Lost);
-    client.feed(Input::Registering { version: VERSION });
+    client.feed(Input::Registering);
     assert_eq!(
         client.hear(registered(InitialState::Parked)),
         [said(ClientMessage::Asleep), said(ClientMessage::WakeWanted)]
@@ -158,37 +156,10 @@ fn the_next_scheduler_is_told_that_it_sleeps_and_what_waits() {
     // While scheduling is off, it comes back when the scheduler says so.
     let mut client = asleep();
     client.feed(Input::Lost);
-    client.feed(Input::Registering { version: VERSION });
+    client.feed(Input::Registering);
     assert_eq!(client.hear(registered(InitialState::Free)), [said(ClientMessage::Asleep)]);
     assert_eq!(client.hear(SchedulerMessage::Wake), [Action::Post(MoverOrder::Wake)]);
     assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }));
-    // One that knows nothing of sleep does not.
-    let mut client = asleep();
-    client.feed(Input::Lost);
-    client.feed(Input::Registering { version: SLEEP - 1 });
-    assert!(client.hear(registered(InitialState::Free)).contains(&Action::Post(MoverOrder::Wake)));
-    assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }));
-}
-
-#[test]
-fn a_scheduler_that_is_older_than_sleep_is_not_asked_for_the_way_back() {
-    let registered = || SchedulerMessage::Registered { client: 2, hold: InitialState::Parked };
-    for calls_first in [true, false] {
-        let mut client = asleep();
-        client.feed(Input::Lost);
-        let mut woken = Vec::new();
-        if calls_first {
-            client.feed(Input::CallsWaiting);
-        }
-        client.feed(Input::Registering { version: SLEEP - 1 });
-        woken.extend(client.hear(registered()));
-        if !calls_first {
-            assert!(!woken.contains(&Action::Post(MoverOrder::Wake)), "nothing waits");
-            woken.extend(client.feed(Input::CallsWaiting));
-        }
-        assert!(woken.contains(&Action::Post(MoverOrder::Wake)), "{woken:?}");
-        assert!(!woken.contains(&said(ClientMessage::WakeWanted)), "{woken:?}");
-    }
 }
 
 #[test]
@@ -204,10 +175,95 @@ fn a_scheduler_that_does_not_answer_a_waiting_call_is_given_up() {
 fn one_that_registered_while_scheduling_was_off_is_not_alone_once_it_is_on() {
     let mut client = asleep();
     client.feed(Input::Lost);
-    client.feed(Input::Registering { version: VERSION });
+    client.feed(Input::Registering);
     client.hear(SchedulerMessage::Registered { client: 2, hold: InitialState::Free });
     // Before the scheduler has heard that it sleeps.
     client.hear(SchedulerMessage::SchedOn { epoch: epoch(1) });
     client.hear(SchedulerMessage::Wake);
     assert_eq!(client.feed(TOOK), [AWAKE], "its gate stays shut");
+}
+
+const FIRST: GpuUuid = GpuUuid([1; 16]);
+const OTHER: GpuUuid = GpuUuid([2; 16]);
+const MOVE: SchedulerMessage = SchedulerMessage::Move { from: FIRST, to: OTHER };
+
+#[test]
+fn one_that_is_sent_to_another_gpu_registers_anew_and_comes_back_there() {
+    let mut client = asleep();
+    client.feed(Input::CallsWaiting);
+    assert_eq!(client.hear(MOVE), [Action::Exchange { gpus: [FIRST, OTHER] }, Action::Reconnect]);
+    client.feed(Input::Registering);
+    let registered = SchedulerMessage::Registered { client: 2, hold: InitialState::Parked };
+    assert_eq!(client.hear(registered), [said(ClientMessage::Asleep), said(ClientMessage::WakeWanted)]);
+    assert_eq!(client.hear(SchedulerMessage::Wake), [Action::Post(MoverOrder::Wake)]);
+    assert_eq!(client.feed(TOOK), [AWAKE]);
+}
+
+#[test]
+fn one_that_is_awake_or_on_its_way_is_not_sent_anywhere() {
+    let mut client = Client::registered(InitialState::Parked);
+    assert_eq!(client.hear(MOVE), []);
+    client.hear(SchedulerMessage::Sleep);
+    assert_eq!(client.hear(MOVE), []);
+    client.feed(Input::Asleep);
+    client.hear(SchedulerMessage::Wake);
+    assert_eq!(client.hear(MOVE), []);
+}
+
+#[test]
+fn one_whose_driver_refuses_the_other_gpu_sleeps_on_and_registers_anew() {
+    let mut client = asleep();
+    client.feed(Input::CallsWaiting);
+    client.hear(MOVE);
+    client.feed(Input::Registering);
+    client.hear(SchedulerMessage::Registered { client: 2, hold: InitialState::Parked });
+    client.hear(SchedulerMessage::Wake);
+    assert_eq!(client.feed(Input::MovedBack), [Action::Reconnect]);
+    assert!(client.machine.is_asleep());
+    client.feed(Input::Registering);
+    let registered = SchedulerMessage::Registered { client: 3, hold: InitialState::Parked };
+    assert_eq!(client.hear(registered), [said(ClientMessage::Asleep), said(ClientMessage::WakeWanted)]);
+    assert_eq!(client.hear(SchedulerMessage::Wake), [Action::Post(MoverOrder::Wake)]);
+}
+
+/// Its own GPU may be full by now.
+#[test]
+fn one_that_is_refused_the_other_gpu_while_scheduling_is_off_asks_as_well() {
+    let mut client = asleep();
+    client.hear(MOVE);
+    client.feed(Input::Registering);
+    client.hear(SchedulerMessage::Registered { client: 2, hold: InitialState::Free });
+    client.hear(SchedulerMessage::Wake);
+    assert_eq!(client.feed(Input::MovedBack), [Action::Reconnect]);
+    client.feed(Input::Registering);
+    let free = SchedulerMessage::Registered { client: 3, hold: InitialState::Free };
+    assert_eq!(client.hear(free), [said(ClientMessage::Asleep)]);
+    client.hear(SchedulerMessage::Wake);
+    assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }));
+}
+
+#[test]
+fn one_that_is_alone_and_refused_the_other_gpu_comes_back_at_once() {
+    let mut client = asleep();
+    client.feed(Input::CallsWaiting);
+    client.hear(MOVE);
+    let woken = client.wait(RETURN_PATIENCE + MS(1000));
+    assert!(woken.contains(&Action::Post(MoverOrder::Wake)), "{woken:?}");
+    assert_eq!(client.feed(Input::MovedBack), [Action::Post(MoverOrder::Wake)]);
+    assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }));
+}
+
+/// Whatever the GPU has that it was sent to, nobody keeps it free.
+#[test]
+fn one_that_was_sent_elsewhere_and_finds_no_scheduler_waits_for_one() {
+    let mut client = asleep();
+    client.hear(MOVE);
+    let at_once = client.feed(Input::Nobody);
+    assert!(!at_once.contains(&Action::Post(MoverOrder::Wake)), "{at_once:?}");
+    let later = client.wait(2 * RETURN_PATIENCE);
+    assert!(!later.contains(&Action::Post(MoverOrder::Wake)), "nothing waits: {later:?}");
+    client.feed(Input::CallsWaiting);
+    let soon = client.wait(RETURN_PATIENCE - MS(500));
+    assert!(!soon.contains(&Action::Post(MoverOrder::Wake)), "{soon:?}");
+    assert!(client.wait(MS(1000)).contains(&Action::Post(MoverOrder::Wake)));
 }

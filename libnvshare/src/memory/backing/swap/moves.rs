@@ -166,7 +166,7 @@ impl Evicting<'_> {
 /// Moves `wanted` bytes of a device's memory to the host, from the ends of the largest allocations, and rather a few more
 /// than fewer. Calls `report` for each chunk that has left the card. Returns the bytes that have left, and those that were copied.
 pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
-    let mut laps = Laps::begin(device.uuid);
+    let mut laps = Laps::begin(device.uuid());
     let looked = content::look(device, wanted);
     let mut order = order::leaving(device, wanted, &looked);
     if looked.is_any() {
@@ -313,7 +313,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
     let mut queue = Queue::default();
     let mut order = order::coming(device);
     let mut at_hand = AtHand::default();
-    let mut laps = Laps::begin(device.uuid);
+    let mut laps = Laps::begin(device.uuid());
     let mut came_at = Instant::now();
     while let Some(ChunkToMove { allocation, index, .. }) = order.next(queue.is_full()) {
         let Some(mapped) = &allocation.mapped else { continue };
