@@ -322,7 +322,8 @@ fn switches() {
     let begin = Instant::now();
     for n in 0..8 {
         let used = BTreeMap::new();
-        world.core.handle(Event::Measured(Measured { gpu: gpu(n), available: 15 * GIB, used }), world.now);
+        let measured = Measured { gpu: gpu(n), asked_at: world.now, available: 15 * GIB, used };
+        world.core.handle(Event::Measured(measured), world.now);
     }
     timed("a look of NVML at each of 8 GPUs", begin);
 }

@@ -202,15 +202,14 @@ impl CoreTask {
                 }
             }
             Command::Looked { gpu, seen } => {
-                let is_wanted = self.nvml.answered(gpu);
+                let Some(asked_at) = self.nvml.answered(gpu, now) else { return };
                 match seen {
-                    Some(seen) if is_wanted => {
+                    Some(seen) => {
                         self.unowned.insert(gpu, seen.unowned);
-                        let measured = self.attribute(gpu, seen);
+                        let measured = self.attribute(gpu, asked_at, seen);
                         self.core.handle(Event::Measured(measured), now);
                     }
-                    None if is_wanted => self.core.handle(Event::Unmeasured { gpu }, now),
-                    _ => {}
+                    None => self.core.handle(Event::Unmeasured { gpu }, now),
                 }
             }
             Command::Described { client, command } => {
@@ -336,7 +335,7 @@ impl CoreTask {
                 Output::Send { client, message } => self.send(client, message),
                 Output::Log { warning: true, text } => warn!("{text}"),
                 Output::Log { warning: false, text } => info!("{text}"),
-                Output::Measure { gpu } => self.nvml.ask_anew(gpu),
+                Output::Measure { gpu } => self.nvml.ask_anew(gpu, self.now()),
             }
         }
     }
@@ -355,11 +354,11 @@ impl CoreTask {
     /// Asks NVML about GPUs that clients have begun to use. Where clients may fill a fixed amount, only sleepers need its answer: to come
     /// back, they need memory that is free, and those that go by themselves are measured before.
     fn look_at_new_gpus(&mut self) {
-        let in_use = self.core.gpus_in_use();
+        let (in_use, now) = (self.core.gpus_in_use(), self.now());
         for &gpu in in_use.difference(&self.gpus_in_use) {
             let is_known = self.config.fixed_memory(gpu).is_some() && self.config.sleep_after.is_none();
             if !is_known || self.core.has_sleepers(gpu) {
-                self.nvml.ask(gpu);
+                self.nvml.ask(gpu, now);
             }
         }
         self.gpus_in_use = in_use;
@@ -388,12 +387,12 @@ impl CoreTask {
 
     /// Divides the memory that NVML has seen among the clients. A process that registered after NVML was asked, or
     /// has disconnected and not ended yet, is no stranger.
-    fn attribute(&self, gpu: GpuUuid, mut seen: NvmlReading) -> Measured {
+    fn attribute(&self, gpu: GpuUuid, asked_at: Time, mut seen: NvmlReading) -> Measured {
         // A process that has come back has been several clients; only the last of them lives.
         let last_first = self.pids.iter().rev();
         let used = last_first.filter_map(|(&client, pid)| Some((client, seen.used.remove(pid)?))).collect();
         let strangers = seen.used.into_values().fold(0, u64::saturating_add);
-        Measured { gpu, available: seen.total.saturating_sub(strangers), used }
+        Measured { gpu, asked_at, available: seen.total.saturating_sub(strangers), used }
     }
 }
 

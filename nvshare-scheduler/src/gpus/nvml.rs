@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use nvshare_core::Time;
 use nvshare_proto::GpuUuid;
 use tracing::{debug, info};
 
@@ -29,8 +30,16 @@ pub(crate) struct NvmlReading {
 #[derive(Debug)]
 pub(crate) struct NvmlThread {
     questions: mpsc::Sender<GpuUuid>,
-    /// GPUs whose question is not answered yet, and whether the answer comes too late for one who asked anew.
-    asked: BTreeMap<GpuUuid, bool>,
+    /// The open question about each GPU.
+    asked: BTreeMap<GpuUuid, Question>,
+}
+
+/// A question that is not answered yet.
+#[derive(Debug)]
+struct Question {
+    asked_at: Time,
+    /// Somebody wants to know what is so later than that.
+    is_asked_again: bool,
 }
 
 impl NvmlThread {
@@ -64,30 +73,31 @@ impl NvmlThread {
     }
 
     /// Asks about a GPU, unless the last question about it is still open.
-    pub(crate) fn ask(&mut self, gpu: GpuUuid) {
+    pub(crate) fn ask(&mut self, gpu: GpuUuid, now: Time) {
         if let Entry::Vacant(vacant) = self.asked.entry(gpu) {
-            vacant.insert(false);
+            vacant.insert(Question { asked_at: now, is_asked_again: false });
             if self.questions.send(gpu).is_err() {
                 debug!("NVML is not there to be asked about {gpu}");
             }
         }
     }
 
-    /// Asks about a GPU as it is from now on. The answer to an open question is of no use, and is followed by another.
-    pub(crate) fn ask_anew(&mut self, gpu: GpuUuid) {
+    /// Asks about a GPU as it is from now on: the answer to an open question is followed by another.
+    pub(crate) fn ask_anew(&mut self, gpu: GpuUuid, now: Time) {
         match self.asked.get_mut(&gpu) {
-            Some(is_stale) => *is_stale = true,
-            None => self.ask(gpu),
+            Some(open) => open.is_asked_again = true,
+            None => self.ask(gpu, now),
         }
     }
 
-    /// Notes that the answer about a GPU has come. Returns whether it is of use.
-    pub(crate) fn answered(&mut self, gpu: GpuUuid) -> bool {
-        let is_stale = self.asked.remove(&gpu) == Some(true);
-        if is_stale {
-            self.ask(gpu);
+    /// Notes that the answer about a GPU has come. Returns when it was asked for. Each answer is of use: one client that has the GPU
+    /// looked at over and over would otherwise keep all answers from the others.
+    pub(crate) fn answered(&mut self, gpu: GpuUuid, now: Time) -> Option<Time> {
+        let Question { asked_at, is_asked_again } = self.asked.remove(&gpu)?;
+        if is_asked_again {
+            self.ask(gpu, now);
         }
-        !is_stale
+        Some(asked_at)
     }
 }
 
@@ -149,19 +159,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_of_no_use_to_one_who_has_asked_since_and_is_followed_by_another() {
+    fn each_answer_says_when_it_was_asked_for_and_is_followed_by_another_for_one_who_has_asked_since() {
         let (questions, asked) = mpsc::channel();
         let mut nvml = NvmlThread { questions, asked: BTreeMap::new() };
-        let gpu = GpuUuid([1; 16]);
+        let (gpu, at) = (GpuUuid([1; 16]), Time::from_secs);
         let open = || asked.try_iter().count();
-        nvml.ask_anew(gpu);
-        nvml.ask(gpu);
-        assert_eq!((open(), nvml.answered(gpu)), (1, true));
-        nvml.ask(gpu);
-        nvml.ask_anew(gpu);
-        nvml.ask_anew(gpu);
-        assert_eq!((open(), nvml.answered(gpu), open()), (1, false, 1));
-        assert_eq!((nvml.answered(gpu), open()), (true, 0));
+        nvml.ask_anew(gpu, at(1));
+        nvml.ask(gpu, at(2));
+        assert_eq!((open(), nvml.answered(gpu, at(3)), open()), (1, Some(at(1)), 0));
+        nvml.ask(gpu, at(4));
+        for second in 5..1000 {
+            nvml.ask_anew(gpu, at(second));
+            nvml.ask_anew(gpu, at(second));
+            assert_eq!((open(), nvml.answered(gpu, at(second))), (1, Some(at(second - 1))));
+        }
+        assert_eq!((nvml.answered(gpu, at(1000)), nvml.answered(gpu, at(1000))), (Some(at(999)), None));
     }
 
     #[test]

@@ -172,7 +172,8 @@ proptest! {
         let mut world = World::measured(plans, seed);
         for (at, on, available, used) in measured {
             let used = (0..).zip(used).collect();
-            let measured = Measured { gpu: gpu(on), available: available * GIB + GIB / 2, used };
+            let available = available * GIB + GIB / 2;
+            let measured = Measured { gpu: gpu(on), asked_at: MS(at), available, used };
             world.at(MS(at), Later::Measure(measured));
         }
         world.serves_everybody();

@@ -71,14 +71,15 @@ impl Books {
             listed => listed,
         };
         let (is_off_card, keeps_still) = (client.sleep.is_off_card(), client.sleep.keeps_still());
-        let now = self.state().now();
+        let asked_at = measured.asked_at;
         let is_moving = client.phase().is_next()
-            || matches!(client.phase(), Phase::Granted { .. } | Phase::Dropping { .. });
+            || matches!(client.phase(), Phase::Granted { .. } | Phase::Dropping { .. })
+            || client.sleep.is_later_than(asked_at);
         let unseen = self.correct_account(id, uuid, |account| {
             // A process on its way from or to the card has a part of what it needs.
             if !keeps_still {
                 let holds_still = !is_moving && account.evict_order.is_none();
-                account.record_measurement(listed, memory, holds_still, now);
+                account.record_measurement(listed, memory, holds_still, asked_at);
             }
             let unseen = seen.map_or(0, |seen| account.uncharge_unseen(seen, memory));
             size.overhead += if is_off_card { 0 } else { account.overhead() };

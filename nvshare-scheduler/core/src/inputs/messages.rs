@@ -132,8 +132,8 @@ impl Books {
         });
         // None: the client named a GPU that it does not use.
         let Some((kept, evict)) = answered else { return };
-        self.await_look(id);
         if let Some((rate, took)) = evict {
+            self.await_look(id);
             self.change_gpu(uuid, |gpu| {
                 gpu.cost.evict.record(took);
                 gpu.rates.evict = f64::midpoint(gpu.rates.evict, rate);

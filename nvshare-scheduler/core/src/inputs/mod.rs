@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use nvshare_proto::{ClientMessage, GpuUuid, Register};
 
+use crate::Time;
 use crate::state::client::{ClientId, Identity};
 
 /// An event that the core is told of.
@@ -71,6 +72,8 @@ pub enum Event {
 pub struct Measured {
     /// The GPU.
     pub gpu: GpuUuid,
+    /// When the look was asked for: it may not show what has changed since.
+    pub asked_at: Time,
     /// Its memory, less what processes without the library have there.
     pub available: u64,
     /// Bytes that clients' processes have there, without managed memory: their own allocations, contexts and

@@ -153,9 +153,12 @@ impl Books {
 
     /// A client's process is back on the card, after this many microseconds.
     pub(crate) fn on_awake(&mut self, id: ClientId, took_us: u64) {
-        if self.state().client(id).is_none_or(|client| !client.sleep.is_off_card()) {
+        let Some(sleep) = self.state().client(id).map(|client| client.sleep) else { return };
+        if !sleep.is_off_card() {
             return;
         }
+        // One that was not sent WAKE was promised no memory.
+        let was_sent = matches!(sleep, Sleep::Waking { .. });
         let took = Duration::from_micros(took_us);
         // Before the client is seen to wait for its turn.
         self.emit_with(EventKind::Awake, id, None, Some(took));
@@ -168,8 +171,10 @@ impl Books {
         self.change_each_gpu_of(id, |gpu, account| {
             gpu.size.overhead = gpu.size.overhead.saturating_add(account.overhead());
             // The next one to come back is judged before anybody measures again.
-            let taken = gpu.needs_to_return(account).saturating_add(account.room);
-            gpu.size.free = gpu.size.free.map(|free| free.saturating_sub(taken));
+            if was_sent {
+                let taken = gpu.needs_to_return(account).saturating_add(account.room);
+                gpu.size.free = gpu.size.free.map(|free| free.saturating_sub(taken));
+            }
         });
         self.report_mut().info(format!("client {id} is awake again, after {:.3} s", took.as_secs_f64()));
         let now = self.state().now();

@@ -96,7 +96,7 @@ pub(crate) struct Account {
     beside: [u64; 2],
     /// How often the client's process was measured; no more than twice counts.
     looks: u8,
-    /// When it was measured last.
+    /// When the look was asked for that measured it last.
     measured_at: Time,
     /// NVML showed the process at the last look.
     is_listed: bool,
@@ -202,7 +202,7 @@ impl Account {
     }
 
     /// Records that the client's process has `used` bytes on the GPU, without managed memory. `holds_still`:
-    /// its memory is not being moved.
+    /// its memory is not being moved, and has not been since the look was asked for: `asked_at`.
     ///
     /// These bytes include memory that the library maps itself, wherever it is on the GPU. The overhead
     /// beside it is not known while it moves. Managed memory of a program with such memory is taken for a
@@ -213,7 +213,7 @@ impl Account {
         listed: Option<u64>,
         memory: MemoryMode,
         holds_still: bool,
-        now: Time,
+        asked_at: Time,
     ) {
         let used = listed.unwrap_or(0);
         let reported = match memory {
@@ -225,7 +225,7 @@ impl Account {
         self.beside = [beside.min(MAX_OVERHEAD), self.beside[0]];
         self.is_more = beside > MAX_OVERHEAD;
         self.looks = (self.looks + 1).min(2);
-        self.measured_at = now;
+        self.measured_at = asked_at;
         self.is_listed = used > 0;
     }
 

@@ -43,6 +43,12 @@ impl Sleep {
         matches!(self, Self::Ordered { .. })
     }
 
+    /// Whether the process was ordered to go, or its memory has left for that, no earlier than this: a look that was asked for
+    /// then may show memory that is not there any more.
+    pub(crate) fn is_later_than(self, time: Time) -> bool {
+        matches!(self, Self::Ordered { since, .. } if since >= time)
+    }
+
     /// Whether the process is off the card, or on its way back: it gets nothing, and is asked for nothing.
     pub(crate) fn is_off_card(self) -> bool {
         matches!(self, Self::Away | Self::Wanted { .. } | Self::Sent { .. } | Self::Waking { .. })

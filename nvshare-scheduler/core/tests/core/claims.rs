@@ -1,6 +1,6 @@
 //! Claims, requests and the silence of clients harm nobody else beyond a bound.
 
-use nvshare_core::{Config, Event, Identity, Measured};
+use nvshare_core::{Config, Event, Identity};
 use nvshare_proto::{
     Amount, ClientMessage, ClientState, Gate, MemoryMode, Register, SchedulerMessage, Usage,
 };
@@ -111,7 +111,7 @@ fn plain_memory_that_nvml_does_not_see_is_charged_to_nobody() {
     let look = |table: &mut Table, of_liar: Option<u64>| {
         let used = [(waits, GIB / 2)].into_iter().chain(of_liar.map(|used| (lies, used))).collect();
         table.now += 5000;
-        table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }))
+        table.sees(0, CAPACITY, used)
     };
     look(&mut table, None);
     for (client, memory, absent) in

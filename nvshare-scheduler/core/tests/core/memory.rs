@@ -16,7 +16,7 @@ fn a_capacity_that_became_smaller_holds_for_what_is_there() {
     let mut core = Core::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
     core.handle(registered(0, Gate::Closed, 0), MS(0));
     while core.poll_output().is_some() {}
-    let measured = Measured { gpu: gpu(0), available: 9 * GIB, used: BTreeMap::new() };
+    let measured = Measured { gpu: gpu(0), asked_at: MS(1), available: 9 * GIB, used: BTreeMap::new() };
     core.handle(Event::Measured(measured), MS(1));
     let evict = SchedulerMessage::Evict(Amount { gpu: gpu(0), bytes: 3 * GIB });
     let outputs: Vec<Output> = std::iter::from_fn(|| core.poll_output()).collect();
@@ -41,7 +41,7 @@ fn memory_that_the_library_maps_is_not_taken_for_contexts() {
         for _ in 0..2 {
             table.now += 1000;
             let used = BTreeMap::from([(1, seen + GIB / 2)]);
-            table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }));
+            table.sees(0, CAPACITY, used);
         }
         assert!(!table.core.is_measuring());
         let status = &table.core.gpu_status()[0];
@@ -53,7 +53,8 @@ fn memory_that_the_library_maps_is_not_taken_for_contexts() {
 fn a_client_that_runs_beyond_the_capacity_is_asked_for_nothing_that_it_uses() {
     let mut core = Core::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
     core.handle(registered(0, Gate::Open, 0), MS(0));
-    core.handle(Event::Measured(Measured { gpu: gpu(0), available: 9 * GIB, used: BTreeMap::new() }), MS(1));
+    let measured = Measured { gpu: gpu(0), asked_at: MS(1), available: 9 * GIB, used: BTreeMap::new() };
+    core.handle(Event::Measured(measured), MS(1));
     let evict = |output: &Output| matches!(output, Output::Send { message: SchedulerMessage::Evict(_), .. });
     let outputs: Vec<Output> = std::iter::from_fn(|| core.poll_output()).collect();
     assert!(!outputs.iter().any(evict), "{outputs:?}");

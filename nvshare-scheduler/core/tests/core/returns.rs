@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
+use nvshare_core::{Config, Core, Event, Identity, Output};
 use nvshare_proto::{Amount, ClientMessage, ClientState, Gate, Register, SchedulerMessage, Usage};
 
 use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, granted, newcomer, registered, twelve_gib};
@@ -120,7 +120,7 @@ fn a_process_that_left_and_has_nothing_is_given_up() {
     let look = |table: &mut Table, seen: bool| {
         let used = if seen { BTreeMap::from([(1, GIB)]) } else { BTreeMap::new() };
         table.now += 5000;
-        table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }))
+        table.sees(0, CAPACITY, used)
     };
     for seen in [false, true, false] {
         assert_eq!(granted(&look(&mut table, seen), 2), None, "it may still end, or be seen");

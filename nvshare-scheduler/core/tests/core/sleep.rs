@@ -1,6 +1,7 @@
 //! Clients whose processes go off the card, and come back when there is room for what they had there.
 
 mod elsewhere;
+mod looks;
 mod rest;
 mod room;
 
@@ -57,11 +58,7 @@ impl Cards {
         let rows = self.table.core.client_status();
         let here = rows.iter().filter(|row| !row.gone && !self.asleep.contains(&row.client));
         let used = here.map(|row| (row.client, row.resident + self.contexts[&row.client])).collect();
-        sent.append(&mut self.table.happens(Event::Measured(Measured {
-            gpu: gpu(0),
-            available: CAPACITY,
-            used,
-        })));
+        sent.append(&mut self.table.sees(0, CAPACITY, used));
         sent
     }
 
@@ -207,7 +204,7 @@ fn watchers_are_told_of_each_step() {
     cards.order(1).unwrap();
     cards.table.now += 1000;
     let used = BTreeMap::from([(1, GIB)]);
-    cards.table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }));
+    cards.table.sees(0, CAPACITY, used);
     listen(&mut cards);
     cards.table.now += 400;
     cards.table.say(1, ClientMessage::Asleep);
@@ -425,7 +422,7 @@ fn scheduling_stays_on_where_sleepers_would_not_fit_any_more() {
     let used = BTreeMap::from([(4, 11 * GIB)]);
     cards.table.sent();
     cards.awakes(1);
-    let sent = cards.table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }));
+    let sent = cards.table.sees(0, CAPACITY, used);
     assert_eq!(woken(&sent), []);
 }
 
@@ -436,12 +433,12 @@ fn what_was_free_is_given_once() {
     cards.sleeps(1);
     cards.sleeps(2);
     let used = BTreeMap::from([(4, 11 * GIB)]);
-    cards.table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }));
+    cards.table.sees(0, CAPACITY, used);
     cards.table.core.switch_off(true, MS(cards.table.now)).unwrap();
     assert_eq!(woken(&cards.table.sent()), [1]);
     assert_eq!(woken(&cards.awakes(1)), []);
     let used = BTreeMap::from([(1, 4 * GIB), (4, 8 * GIB)]);
-    let sent = cards.table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }));
+    let sent = cards.table.sees(0, CAPACITY, used);
     assert_eq!(woken(&sent), [2]);
 }
 

@@ -1,8 +1,9 @@
 //! A core whose clients a test speaks for, message by message, in virtual time.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nvshare_core::{Config, Core, Event, Identity, Output};
+use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
 use nvshare_proto::{
     ClientMessage, Epoch, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage, Wishes,
 };
@@ -76,6 +77,16 @@ impl Table {
     pub(crate) fn happens(&mut self, event: Event) -> Vec<(u64, SchedulerMessage)> {
         self.core.handle(event, MS(self.now));
         self.sent()
+    }
+
+    /// NVML is asked about a GPU, and says at once what there is.
+    pub(crate) fn sees(
+        &mut self,
+        on: u8,
+        available: u64,
+        used: BTreeMap<u64, u64>,
+    ) -> Vec<(u64, SchedulerMessage)> {
+        self.happens(Event::Measured(Measured { gpu: gpu(on), asked_at: MS(self.now), available, used }))
     }
 
     /// A client asks for the lock, gets it, and runs.

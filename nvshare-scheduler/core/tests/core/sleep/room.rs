@@ -13,7 +13,7 @@ fn what_a_client_needs_is_what_is_seen_when_its_memory_has_left() {
     let sees = |cards: &mut Cards, bytes| {
         cards.table.now += 1000;
         let used = BTreeMap::from([(1, bytes)]);
-        cards.table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }))
+        cards.table.sees(0, CAPACITY, used)
     };
     sees(&mut cards, 3 * GIB);
     sees(&mut cards, 3 * GIB);
@@ -51,8 +51,7 @@ fn a_client_that_nobody_sees_on_the_card_stays() {
         cards.table.happens(Event::Registered { client: 1, identity, register });
         let look = |cards: &mut Cards| {
             let mut sent = cards.table.wait_until(cards.table.now + 1000);
-            let measured = Measured { gpu: gpu(0), available: CAPACITY, used: BTreeMap::new() };
-            sent.append(&mut cards.table.happens(Event::Measured(measured)));
+            sent.append(&mut cards.table.sees(0, CAPACITY, BTreeMap::new()));
             cards.table.give_back(sent)
         };
         look(&mut cards);
@@ -174,8 +173,7 @@ fn one_that_finds_no_place_does_not_keep_others_off_the_card() {
     cards.sleeps(2);
     let measure = |cards: &mut Cards| {
         let mut sent = cards.table.wait_until(cards.table.now + 1000);
-        let measured = Measured { gpu: gpu(0), available: 2 * GIB, used: BTreeMap::new() };
-        sent.append(&mut cards.table.happens(Event::Measured(measured)));
+        sent.append(&mut cards.table.sees(0, 2 * GIB, BTreeMap::new()));
         sent
     };
     measure(&mut cards);
@@ -198,10 +196,7 @@ fn what_does_not_move_is_given_once_as_well() {
     cards.measure();
     cards.sleeps(1);
     cards.sleeps(2);
-    let sees = |cards: &mut Cards, available| {
-        let measured = Measured { gpu: gpu(0), available, used: BTreeMap::new() };
-        cards.table.happens(Event::Measured(measured))
-    };
+    let sees = |cards: &mut Cards, available| cards.table.sees(0, available, BTreeMap::new());
     sees(&mut cards, 6 * GIB);
     cards.table.core.switch_off(true, MS(cards.table.now)).unwrap();
     assert_eq!(woken(&cards.table.sent()), [1]);
@@ -235,8 +230,7 @@ fn a_client_without_a_context_on_one_of_its_gpus_goes() {
     let other = Usage { gpu: gpu(1), ..usage(0, 0) };
     cards.table.say(1, ClientMessage::Usage(other));
     let look = |cards: &mut Cards| {
-        let nothing = Measured { gpu: gpu(1), available: CAPACITY, used: BTreeMap::from([(9, GIB)]) };
-        let mut sent = cards.table.happens(Event::Measured(nothing));
+        let mut sent = cards.table.sees(1, CAPACITY, BTreeMap::from([(9, GIB)]));
         sent.append(&mut cards.measure());
         sent
     };
@@ -259,7 +253,7 @@ fn room_is_made_for_those_that_pass_one_without_a_place() {
     cards.table.say(1, ClientMessage::Usage(other));
     let look = |cards: &mut Cards, available| {
         let used = if cards.asleep.contains(&1) { BTreeMap::new() } else { BTreeMap::from([(1, GIB)]) };
-        let mut sent = cards.table.happens(Event::Measured(Measured { gpu: gpu(1), available, used }));
+        let mut sent = cards.table.sees(1, available, used);
         sent.append(&mut cards.measure());
         cards.table.give_back(sent)
     };
@@ -301,8 +295,7 @@ fn a_sleeper_of_an_earlier_scheduler_comes_back_when_the_card_has_been_looked_at
         let mut sent = cards.table.say(1, ClientMessage::Asleep);
         sent.append(&mut cards.table.say(1, ClientMessage::WakeWanted));
         assert_eq!(woken(&sent), [0; 0]);
-        let full = Measured { gpu: gpu(0), available: CAPACITY, used: BTreeMap::from([(2, CAPACITY)]) };
-        assert_eq!(woken(&cards.table.happens(Event::Measured(full))), [0; 0]);
+        assert_eq!(woken(&cards.table.sees(0, CAPACITY, BTreeMap::from([(2, CAPACITY)]))), [0; 0]);
         let gone = Event::Disconnected { client: 2, process_remains: false };
         let mut sent = cards.table.happens(gone);
         sent.append(&mut cards.measure());
