@@ -80,7 +80,7 @@ pub(crate) struct Gpu {
     pub(crate) budget: Budget,
     pub(crate) turn: TurnClock,
     pub(crate) deferred: DeferredDrains,
-    /// Clients that gave the lock back in the hand-over under way.
+    /// Clients that gave the lock back in the hand-over under way: those that still drain may give it up.
     pub(crate) released: BTreeSet<ClientId>,
     /// When the lock was last given back.
     pub(crate) freed_at: Option<Time>,
@@ -250,6 +250,10 @@ impl Gpu {
             self.budget.advance(target.overhead_ppm, now);
         }
         let sums = self.ledger.sums();
+        // Nobody can give the last hand-over up any more. Another one is none of their business who left then.
+        if sums.leaving == 0 {
+            self.released.clear();
+        }
         if sums.holders.count == 0 && self.ledger.next().is_empty() {
             self.turn.end();
         } else if sums.running > 0 {

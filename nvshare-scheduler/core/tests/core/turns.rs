@@ -1,8 +1,8 @@
 //! Whose turn it is, and when it is over.
 
-use nvshare_proto::{ClientMessage, Gate, SchedulerMessage, TenantSettings};
+use nvshare_proto::{Amount, ClientMessage, Gate, SchedulerMessage, TenantSettings, Usage};
 
-use crate::table::{GIB, MS, Table, asked_to_leave, config, granted};
+use crate::table::{CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, twelve_gib};
 
 #[test]
 fn a_drain_that_was_given_up_makes_no_turn_of_others_longer() {
@@ -88,4 +88,32 @@ fn work_in_flight_of_a_client_that_is_paused_is_bounded_until_it_goes_on() {
     table.core.give(1, None, pause(false), MS(20)).unwrap();
     sent = table.sent();
     assert_eq!(told(&sent), [false], "{sent:?}");
+}
+
+/// It wanted no more when it gave the lock back, and that hand-over is long over.
+#[test]
+fn a_drain_that_is_given_up_brings_back_nobody_of_an_earlier_hand_over() {
+    let mut table = Table::new(config(false));
+    table.register(1, Gate::Closed, 12 * GIB, 12 * GIB);
+    table.register(2, Gate::Closed, 12 * GIB, 12 * GIB);
+    let first = table.runs(1);
+    table.say(2, ClientMessage::ReqLock);
+    let sent = table.wait_until(2100);
+    assert_eq!(asked_to_leave(&sent, 1), Some(first), "{sent:?}");
+    let sent = table.say(1, ClientMessage::LockReleased { epoch: first });
+    let sent = table.give_back(sent);
+    let epoch = granted(&sent, 2).unwrap_or_else(|| panic!("{sent:?}"));
+    table.say(2, ClientMessage::Running { epoch });
+    let paused = TenantSettings { paused: Some(true), ..TenantSettings::default() };
+    table.core.give(2, None, paused, MS(table.now)).unwrap();
+    let sent = table.sent();
+    assert_eq!(asked_to_leave(&sent, 2), Some(epoch), "{sent:?}");
+    let mut sent = table.say(2, ClientMessage::DropDeferred { epoch });
+    // There is room for the other one now.
+    let usage = Usage { allocated: 0, absent: 0, ..twelve_gib(0) };
+    sent.append(&mut table.say(2, ClientMessage::Room(Amount { gpu: gpu(0), bytes: CAPACITY })));
+    sent.append(&mut table.say(2, ClientMessage::Usage(usage)));
+    assert_eq!(granted(&sent, 1), None, "{sent:?}");
+    // One that asks is granted it.
+    assert!(granted(&table.say(1, ClientMessage::ReqLock), 1).is_some());
 }
