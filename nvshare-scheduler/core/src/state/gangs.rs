@@ -288,11 +288,16 @@ impl State {
 
     /// Whether each of several clients shares memory with another one, and all of them with each other by way of others.
     pub(crate) fn hangs_together(&self, unit: &Unit) -> bool {
-        let mut apart: Vec<&Client> = self.clients_of(unit).collect();
-        let mut numbers = apart.pop().map_or(Vec::new(), |first| first.shares.clone());
+        let mut sharers: BTreeMap<u64, Vec<&Client>> = BTreeMap::new();
+        for client in self.clients_of(unit) {
+            client.shares.iter().for_each(|&number| sharers.entry(number).or_default().push(client));
+        }
+        let mut queue: Vec<&Client> = self.clients_of(unit).take(1).collect();
+        let mut apart: BTreeSet<ClientId> = self.clients_of(unit).skip(1).map(|client| client.id).collect();
         let has_mates = !apart.is_empty();
-        while let Some(at) = apart.iter().position(|one| one.shares.iter().any(|n| numbers.contains(n))) {
-            numbers.extend(&apart.swap_remove(at).shares);
+        while let Some(client) = queue.pop() {
+            let mates = client.shares.iter().filter_map(|number| sharers.remove(number)).flatten();
+            queue.extend(mates.filter(|mate| apart.remove(&mate.id)));
         }
         has_mates && apart.is_empty()
     }

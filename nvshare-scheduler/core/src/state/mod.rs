@@ -6,6 +6,7 @@
 
 pub(crate) mod account;
 pub(crate) mod agenda;
+pub(crate) mod circles;
 pub(crate) mod client;
 pub(crate) mod config;
 pub(crate) mod cost;
@@ -26,7 +27,7 @@ pub(crate) mod terms;
 pub(crate) mod turn_clock;
 pub(crate) mod virtual_time;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nvshare_proto::{ClientMessage, Epoch, GpuUuid};
@@ -206,16 +207,14 @@ impl State {
 
     /// A client is not united any more with those that share memory of these numbers: another one counts as the first.
     pub(crate) fn forget_sharer(&mut self, id: ClientId, numbers: &[u64]) {
-        for number in numbers {
-            if self.sharers.get(number) != Some(&id) {
-                continue;
-            }
+        let is_first = |number: &u64| self.sharers.get(number) == Some(&id);
+        let mut left: BTreeSet<u64> = numbers.iter().copied().filter(is_first).collect();
+        for number in &left {
             self.sharers.remove(number);
-            let is_next =
-                |other: &&Client| other.id != id && other.joins_sharers() && other.shares.contains(number);
-            if let Some(next) = self.clients.values().find(is_next) {
-                self.sharers.insert(*number, next.id);
-            }
+        }
+        for other in self.clients.values().filter(|other| other.id != id && other.joins_sharers()) {
+            let next = other.shares.iter().filter(|&number| left.remove(number));
+            self.sharers.extend(next.map(|&number| (number, other.id)));
         }
     }
 

@@ -45,6 +45,14 @@ impl Books {
         self.wait_together(gang);
     }
 
+    /// The same for all members, of which some come from different gangs.
+    pub(crate) fn follow_united(&mut self, gang: GangId) {
+        let members = self.state().members(gang);
+        if self.state().clients_of(&members).any(|client| client.phase().holds() || client.waits()) {
+            members.into_iter().for_each(|id| self.wait_with_gang(id));
+        }
+    }
+
     /// Requests the lock for all members that sit there, if one waits for it. A waiter is looked at when something changes on a GPU
     /// where a member waits, and on no other.
     pub(crate) fn wait_together(&mut self, gang: GangId) {

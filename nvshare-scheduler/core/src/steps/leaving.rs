@@ -131,8 +131,8 @@ impl Books {
     }
 
     /// Parks the clients of a unit that were next: they wait on.
-    pub(crate) fn step_back(&mut self, unit: &Unit) {
-        for &id in unit.iter() {
+    pub(crate) fn step_back(&mut self, unit: &[ClientId]) {
+        for &id in unit {
             if self.state().phase(id).is_some_and(Phase::is_next) {
                 self.change_client(id, |client| client.park());
             }

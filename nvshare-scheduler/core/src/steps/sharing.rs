@@ -3,6 +3,7 @@
 
 use nvshare_proto::{GpuUuid, MAX_GANG_MEMBERS};
 
+use crate::state::circles::Circles;
 use crate::state::client::{Client, ClientId, Gang, GangId};
 use crate::state::gangs::Unit;
 use crate::steps::books::Books;
@@ -18,14 +19,24 @@ impl Books {
             self.forget_sharer(id, &over);
             self.take_apart(id);
         }
-        for &number in numbers.iter().filter(|number| !before.contains(number)) {
-            self.unite_sharers(id, number);
+        if numbers.iter().any(|number| !before.contains(number)) {
+            self.unite_sharers(&[id]);
         }
     }
 
-    fn unite_sharers(&mut self, id: ClientId, number: u64) {
-        let first = self.first_sharer(number, id);
-        self.unite(first, id, number);
+    /// Makes these clients, and all whom they share memory with, gangs.
+    fn unite_sharers(&mut self, ids: &[ClientId]) {
+        let mut circles = Circles::default();
+        for &id in ids {
+            let numbers = self.state().client(id).map(|client| client.shares.clone());
+            for number in numbers.into_iter().flatten() {
+                let first = self.first_sharer(number, id);
+                circles.join(self.state(), [first, id], number);
+            }
+        }
+        for (members, gang) in circles.into_gangs() {
+            self.unite(&members, gang);
+        }
     }
 
     /// Ends the gang of a client whose members share memory, if they do not all hang together any more. Those that do become gangs.
@@ -38,45 +49,34 @@ impl Books {
         }
         self.dissolve(&unit, gang, false);
         self.report_mut().info(format!("client {id} and others share no memory any more"));
-        for &member in unit.iter() {
-            let numbers = self.state().client(member).map(|client| client.shares.clone());
-            numbers.into_iter().flatten().for_each(|number| self.unite_sharers(member, number));
-        }
+        self.unite_sharers(&unit);
     }
 
-    /// Makes two clients, and those whom they share memory with already, one gang. A client that has named its gang stays
-    /// with that.
-    fn unite(&mut self, one: ClientId, other: ClientId, number: u64) {
-        let state = self.state();
-        let units = [state.unit(one), state.unit(other)];
-        let joins = |&id: &ClientId| state.client(id).is_some_and(Client::joins_sharers);
-        let all: Vec<ClientId> = units.iter().flat_map(|unit| unit.iter().copied()).collect();
-        let are_one = units[0].contains(&other);
-        if are_one || all.len() > MAX_GANG_MEMBERS as usize || !all.iter().all(joins) {
-            return;
+    /// Makes clients one gang: some of them may be one already.
+    fn unite(&mut self, members: &[ClientId], gang: Gang) {
+        self.step_back(members);
+        self.add_sharers(members, gang);
+        for &id in members {
+            self.change_client(id, |client| {
+                client.gang = Some(gang.id());
+                // A unit has one answer, and its clients bring different ones.
+                client.must_wait = false;
+            });
         }
-        let known = state.gang_of(one).or(state.gang_of(other));
-        let gang = Gang { number: known.map_or(number, |gang| gang.0), size: 0 };
-        units.iter().for_each(|unit| self.step_back(unit));
-        self.add_sharers(&all, gang);
-        for &id in &all {
-            self.change_client(id, |client| client.gang = Some(gang.id()));
-            // A unit has one answer, and its clients bring different ones.
-            self.set_must_wait(id, false);
-        }
+        let Some(&one) = members.first() else { return };
         self.gather_gang(one);
-        self.apply_pauses(all.clone());
-        for &id in &all {
+        self.apply_pauses(members.to_vec());
+        for &id in members {
             self.rewrite_entries(id);
-            self.tell_later([id]);
-            self.follow_gang(id);
         }
+        self.tell_later(members.iter().copied());
+        self.follow_united(gang.id());
         self.release_drained(one);
         let unit = self.state().unit(one);
         self.queue(self.state().gpus_of(&unit));
         self.report_mut().info(format!(
-            "clients {one} and {other} share memory: they hold their GPUs together, with {} members",
-            all.len()
+            "client {one} and others share memory: they hold their GPUs together, with {} members",
+            members.len()
         ));
     }
 

@@ -1,8 +1,10 @@
 //! The terms of jobs take effect: see [`state::terms`](crate::state::terms).
 
+use std::collections::BTreeMap;
+
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 
-use crate::state::client::{Client, ClientId, Job};
+use crate::state::client::{Client, ClientId, GangId, Job};
 use crate::state::gpu::Gpu;
 use crate::state::terms::asks_for_its_job;
 use crate::steps::books::Books;
@@ -39,12 +41,18 @@ impl Books {
     /// Pauses these clients and their gangs, or lets them go on. A gang is granted together or not at all, so
     /// all of it is paused while the job of one of its members is.
     pub(crate) fn apply_pauses(&mut self, clients: Vec<ClientId>) {
+        let mut of_gangs: BTreeMap<GangId, bool> = BTreeMap::new();
         for id in self.state().with_their_gangs(clients) {
             self.count_work(1);
             let state = self.state();
-            let unit = state.unit(id);
-            let paused = state.clients_of(&unit).any(|client| state.jobs().is_paused(client.job));
-            if state.client(id).is_some_and(|client| client.paused != paused) {
+            let Some(client) = state.client(id) else { continue };
+            let known = client.gang.and_then(|gang| of_gangs.get(&gang)).copied();
+            let paused = known.unwrap_or_else(|| {
+                let unit = state.unit_of(client);
+                state.clients_of(&unit).any(|client| state.jobs().is_paused(client.job))
+            });
+            of_gangs.extend(client.gang.map(|gang| (gang, paused)));
+            if client.paused != paused {
                 self.change_client(id, |client| client.paused = paused);
                 // A client that runs has to leave, though nothing in its ledger entries changed. Until it
                 // can, its work in flight is bounded.

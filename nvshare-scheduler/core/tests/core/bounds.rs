@@ -147,3 +147,28 @@ fn of_a_gang() {
     let most = crowd.take_turns(64, 1000);
     assert!(most <= 64 * 10, "{most}");
 }
+
+/// One process has many connections, and says over and over that they share memory, and that they do not.
+#[test]
+fn of_clients_that_share_memory_and_do_so_no_more() {
+    let with_each = |client: u64| (0..64).map(|other| client.min(other) << 32 | client.max(other)).collect();
+    let with_all = |_| vec![7];
+    let numbers: [&dyn Fn(u64) -> Vec<u64>; 2] = [&with_all, &with_each];
+    for with in numbers {
+        let mut crowd = Crowd::new(1, GIB / 64);
+        for client in 0..64 {
+            crowd.register(client, process(client), Wishes::default());
+        }
+        for client in 0..64 {
+            crowd.say(client, ClientMessage::Shares { with: with(client) });
+        }
+        crowd.say(0, ClientMessage::ReqLock);
+        crowd.most = 0;
+        for client in [63, 0, 31] {
+            crowd.say(client, ClientMessage::Shares { with: Vec::new() });
+            crowd.say(client, ClientMessage::Shares { with: with(client) });
+        }
+        assert!(crowd.most <= 64 * 12, "{}", crowd.most);
+        crowd.table.core.audit().unwrap();
+    }
+}

@@ -139,7 +139,8 @@ fn a_client_that_shares_memory_no_more_leaves_its_gang() {
         let again = [1, 2];
         table.say(leaver, shares(if leaver == 2 { &again } else { &again[leaver as usize / 2..][..1] }));
         let sharing = table.notes.iter().filter(|note| note.contains("they hold their GPUs together"));
-        assert_eq!(sharing.count(), 4, "{:?}", table.notes);
+        // All three become one gang at once, or two of them stay one meanwhile.
+        assert_eq!(sharing.count(), if at_end { 3 } else { 4 }, "{:?}", table.notes);
     }
 }
 
