@@ -8,18 +8,18 @@ use std::collections::BTreeMap;
 use nvshare_proto::MAX_GANG_MEMBERS;
 
 use crate::state::State;
-use crate::state::client::{Client, ClientId, Gang, GangId};
+use crate::state::client::{Client, ClientId, GangId};
 
 /// Clients that are one gang, or are to be.
 #[derive(Debug)]
-struct Circle {
-    ids: Vec<ClientId>,
-    /// The gang that it goes on as; one client has none.
-    gang: Option<GangId>,
+pub(crate) struct Circle {
+    pub(crate) ids: Vec<ClientId>,
+    /// The gang as which it goes on; none, if no two of them are one yet.
+    pub(crate) gang: Option<GangId>,
+    /// The number of the memory by which it was made of others, first.
+    pub(crate) made_by: Option<u64>,
     /// All of them become one gang with those that they share memory with.
     joins: bool,
-    /// It was made of several.
-    is_new: bool,
 }
 
 impl Circle {
@@ -27,7 +27,7 @@ impl Circle {
     fn of(state: &State, id: ClientId) -> Self {
         let ids = state.unit(id).to_vec();
         let joins = |&id: &ClientId| state.client(id).is_some_and(Client::joins_sharers);
-        Self { joins: ids.iter().all(joins), ids, gang: state.gang_of(id), is_new: false }
+        Self { joins: ids.iter().all(joins), ids, gang: state.gang_of(id), made_by: None }
     }
 }
 
@@ -49,12 +49,13 @@ impl Circles {
         if to == from || size > MAX_GANG_MEMBERS as usize || !circle.joins || !added.joins {
             return;
         }
-        let gang = circle.gang.or(added.gang).unwrap_or(GangId(number));
-        let moved = std::mem::take(&mut self.circles[from].ids);
+        let Circle { ids, gang, .. } = &mut self.circles[from];
+        let (moved, gang) = (std::mem::take(ids), *gang);
         self.places.extend(moved.iter().map(|&id| (id, to)));
         let circle = &mut self.circles[to];
         circle.ids.extend(moved);
-        (circle.gang, circle.is_new) = (Some(gang), true);
+        circle.gang = circle.gang.or(gang);
+        circle.made_by.get_or_insert(number);
     }
 
     /// Returns the place of a client's circle.
@@ -68,9 +69,8 @@ impl Circles {
         place
     }
 
-    /// Returns the members of each gang that is to be made, with its name.
-    pub(crate) fn into_gangs(self) -> impl Iterator<Item = (Vec<ClientId>, Gang)> {
-        let made = self.circles.into_iter().filter(|circle| circle.is_new && !circle.ids.is_empty());
-        made.filter_map(|circle| Some((circle.ids, Gang { number: circle.gang?.0, size: 0 })))
+    /// Returns those that were made of others.
+    pub(crate) fn into_made(self) -> impl Iterator<Item = Circle> {
+        self.circles.into_iter().filter(|circle| circle.made_by.is_some() && !circle.ids.is_empty())
     }
 }

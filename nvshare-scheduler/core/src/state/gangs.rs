@@ -27,6 +27,7 @@ use nvshare_proto::{GpuUuid, MAX_GANG_MEMBERS};
 
 use crate::Time;
 use crate::state::State;
+use crate::state::circles::Circle;
 use crate::state::client::{Client, ClientId, Gang, GangId, Job, Phase};
 use crate::state::virtual_time::OncePerEvent;
 
@@ -220,19 +221,27 @@ impl State {
         self.gangs.entry(gang.id()).or_default().join(client.id, gang, client.job, self.now)
     }
 
-    /// Makes clients that share memory members of one gang. One of them may have members already, and gangs
-    /// of the others end.
-    pub(crate) fn add_sharers(&mut self, ids: &[ClientId], gang: Gang) {
-        let now = self.now;
-        for id in ids {
-            let Some(&Client { gang: old, job, .. }) = self.clients.get(id) else { continue };
-            if let Some(old) = old.filter(|&old| old != gang.id()) {
+    /// Makes clients that share memory members of one gang. Some of them may be members already, and gangs of the others end. Returns
+    /// the gang.
+    pub(crate) fn add_sharers(&mut self, circle: &Circle) -> GangId {
+        let id = circle.gang.unwrap_or_else(|| self.free_name(circle.made_by.unwrap_or_default()));
+        for client in &circle.ids {
+            let Some(&Client { gang: old, job, .. }) = self.clients.get(client) else { continue };
+            if let Some(old) = old.filter(|&old| old != id) {
                 self.gangs.remove(&old);
             }
-            let members = self.gangs.entry(gang.id()).or_default();
+            let members = self.gangs.entry(id).or_default();
             members.are_sharers = true;
-            members.join(*id, gang, job, now);
+            members.join(*client, Gang { number: id.0, size: 0 }, job, self.now);
         }
+        id
+    }
+
+    /// Returns a name for a gang of clients that share memory of this number. Others may have it still that share that no more, and stay
+    /// together by other memory.
+    fn free_name(&self, number: u64) -> GangId {
+        let mut names = (number..=u64::MAX).chain(0..number).map(GangId);
+        names.find(|name| !self.gangs.contains_key(name)).unwrap_or(GangId(number))
     }
 
     /// The client of those that are one gang by a number of shared memory which has said it first: this one, if no other has.

@@ -17,6 +17,7 @@ use crate::report::warnings::Topic;
 use crate::state::State;
 use crate::state::account::Account;
 use crate::state::agenda::Agenda;
+use crate::state::circles::Circle;
 use crate::state::client::{Client, ClientId, Gang, GangId, Notes};
 use crate::state::config::Config;
 use crate::state::gangs::Members;
@@ -233,8 +234,8 @@ impl Books {
     }
 
     /// Makes clients that share memory members of one gang: see [`State::add_sharers`](crate::state::State).
-    pub(crate) fn add_sharers(&mut self, ids: &[ClientId], gang: Gang) {
-        self.state.add_sharers(ids, gang);
+    pub(crate) fn add_sharers(&mut self, circle: &Circle) -> GangId {
+        self.state.add_sharers(circle)
     }
 
     /// See [`State::first_sharer`](crate::state::State).

@@ -3,8 +3,8 @@
 
 use nvshare_proto::{GpuUuid, MAX_GANG_MEMBERS};
 
-use crate::state::circles::Circles;
-use crate::state::client::{Client, ClientId, Gang, GangId};
+use crate::state::circles::{Circle, Circles};
+use crate::state::client::{Client, ClientId, GangId};
 use crate::state::gangs::Unit;
 use crate::steps::books::Books;
 
@@ -34,8 +34,8 @@ impl Books {
                 circles.join(self.state(), [first, id], number);
             }
         }
-        for (members, gang) in circles.into_gangs() {
-            self.unite(&members, gang);
+        for circle in circles.into_made() {
+            self.unite(&circle);
         }
     }
 
@@ -52,13 +52,14 @@ impl Books {
         self.unite_sharers(&unit);
     }
 
-    /// Makes clients one gang: some of them may be one already.
-    fn unite(&mut self, members: &[ClientId], gang: Gang) {
+    /// Makes the clients of a circle one gang: some of them may be one already.
+    fn unite(&mut self, circle: &Circle) {
+        let members = &circle.ids[..];
         self.step_back(members);
-        self.add_sharers(members, gang);
+        let gang = self.add_sharers(circle);
         for &id in members {
             self.change_client(id, |client| {
-                client.gang = Some(gang.id());
+                client.gang = Some(gang);
                 // A unit has one answer, and its clients bring different ones.
                 client.must_wait = false;
             });
@@ -70,7 +71,7 @@ impl Books {
             self.rewrite_entries(id);
         }
         self.tell_later(members.iter().copied());
-        self.follow_united(gang.id());
+        self.follow_united(gang);
         self.release_drained(one);
         let unit = self.state().unit(one);
         self.queue(self.state().gpus_of(&unit));

@@ -175,3 +175,20 @@ fn clients_that_have_named_a_gang_stay_with_it() {
     let sent = table.say(OTHER, ClientMessage::ReqLock);
     assert!(granted(&sent, OTHER).is_some() && granted(&sent, 4).is_some(), "{sent:?}");
 }
+
+/// Two have closed the memory by which they became a gang, and share other memory. Others open the first.
+#[test]
+fn gangs_of_memory_that_passes_on_stay_apart() {
+    let mut table = Table::new(config(false));
+    for client in 1..=4 {
+        register(&mut table, client, client as u8 - 1, None, false);
+    }
+    for with in [&[77, 78][..], &[78]] {
+        (1..=2).for_each(|client| _ = table.say(client, shares(with)));
+    }
+    (3..=4).for_each(|client| _ = table.say(client, shares(&[77])));
+    let sent = table.say(4, ClientMessage::ReqLock);
+    let has_lock = (1..=4).filter(|&client| granted(&sent, client).is_some());
+    assert_eq!(has_lock.collect::<Vec<u64>>(), [3, 4], "{sent:?}");
+    table.core.audit().unwrap();
+}
