@@ -39,6 +39,13 @@ impl Bucket {
         Err(wait)
     }
 
+    /// Takes tokens, also such as are not there yet. Returns how long it takes until there is one again.
+    pub(crate) fn charge(&mut self, tokens: u32, now: Instant) -> Duration {
+        self.tokens = self.tokens_at(now) - f64::from(tokens);
+        self.filled_to = self.filled_to.max(now);
+        self.wait(now)
+    }
+
     /// The time until there is a token.
     pub(crate) fn wait(&self, now: Instant) -> Duration {
         Duration::from_secs_f64((1.0 - self.tokens_at(now)).max(0.0) / self.rate.tokens_each_second())
@@ -71,5 +78,14 @@ mod tests {
         assert!(bucket.take(start + Duration::from_millis(101)).is_ok());
         assert!(bucket.take(start + Duration::from_millis(102)).is_err());
         assert!(bucket.is_full(start + Duration::from_secs(9)));
+    }
+
+    #[test]
+    fn tokens_that_are_taken_before_they_are_there_are_waited_for() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(Rate { burst: 30, each_second: 10 }, start);
+        assert!((0..2).all(|_| bucket.charge(10, start).is_zero()));
+        assert_eq!(bucket.charge(20, start), Duration::from_millis(1100));
+        assert_eq!(bucket.charge(1, start + Duration::from_millis(1100)), Duration::from_millis(100));
     }
 }

@@ -9,7 +9,8 @@ use futures_util::{SinkExt, StreamExt};
 use nvshare_core::{Gang, Identity, MAX_GPUS_PER_CLIENT};
 use nvshare_proto::codec::Error;
 use nvshare_proto::{
-    ClientMessage, GpuUuid, Register, Reply, Request, SchedulerMessage, ThrottledLine, Usage,
+    ClientMessage, GpuUuid, MAX_GANG_MEMBERS, Register, Reply, Request, SchedulerMessage, ThrottledLine,
+    Usage,
 };
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -39,6 +40,8 @@ const MAX_REASON: usize = 200;
 const TOO_MANY_GPUS: &str = "more GPUs are named than the machine can have";
 /// Frames that one connection may send.
 const FRAMES: Rate = Rate { burst: 8000, each_second: 4000 };
+/// As many count one that says what memory is shared: it may have a gang of 64 made anew.
+const FRAMES_OF_SHARES: u32 = 250;
 /// One for each process.
 static NO_ROW: ThrottledLine = ThrottledLine::new(log::warn);
 
@@ -73,8 +76,8 @@ struct Client<'a> {
     /// Its memory of the host, if the scheduler hands out any.
     host: Option<Account>,
     bucket: Bucket,
-    /// How long the client is not read, because it has sent too many frames.
-    pause: Option<Duration>,
+    /// When the client is read again, because it has sent too many frames.
+    read_again_at: Option<Instant>,
 }
 
 /// Registers a process, and serves its connection.
@@ -127,7 +130,7 @@ pub(super) async fn serve(
     let lists_for = if register.returns { LISTS_FOR } else { Duration::ZERO };
     let bucket = Bucket::new(FRAMES, Instant::now());
     let mut client =
-        Client { id, framed, caller, tenant, place, shared, outgoing, host, bucket, pause: None };
+        Client { id, framed, caller, tenant, place, shared, outgoing, host, bucket, read_again_at: None };
     register.usage.iter().for_each(|usage| client.uses(usage));
     let newcomer = Newcomer { client: id, identity, process, seat, job, register, outgoing: to_client };
     if shared.commands.send(Command::Register(Box::new(newcomer))).await.is_err() {
@@ -172,11 +175,11 @@ impl Client<'_> {
                 }
                 () = self.caller.peer.gone() => self.hear_last_words().await,
                 // A client that sends too many frames is read at the allowed rate.
-                () = sleep(self.pause.unwrap_or_default()), if self.pause.is_some() => {
-                    self.count_frame();
+                () = sleep_until(self.read_again_at), if self.read_again_at.is_some() => {
+                    self.read_again_at = None;
                     Continue(())
                 }
-                request = self.framed.next(), if self.pause.is_none() => match request {
+                request = self.framed.next(), if self.read_again_at.is_none() => match request {
                     Some(Ok(Request::Client(message))) => self.hear(message).await,
                     Some(Ok(Request::Register(_) | Request::Look { .. })) => {
                         refused("this connection is registered already")
@@ -280,7 +283,9 @@ impl Client<'_> {
                 let of_owner = |number: &u64| {
                     Tenant::gang(self.tenant.as_ref(), self.caller.user, &format!("memory {number}"))
                 };
-                ClientMessage::Shares { with: with.iter().map(of_owner).collect() }
+                ClientMessage::Shares {
+                    with: with.iter().take(MAX_GANG_MEMBERS as usize).map(of_owner).collect(),
+                }
             }
             message => message,
         }
@@ -294,7 +299,7 @@ impl Client<'_> {
             }
             self.uses(usage);
         }
-        self.count_frame();
+        self.count_frame(&message);
         match message {
             ClientMessage::HostWanted { bytes } => match &mut self.host {
                 Some(host) => host.ask(bytes),
@@ -325,8 +330,11 @@ impl Client<'_> {
         }
     }
 
-    fn count_frame(&mut self) {
-        self.pause = self.bucket.take(Instant::now()).err();
+    fn count_frame(&mut self, message: &ClientMessage) {
+        let now = Instant::now();
+        let frames = if matches!(message, ClientMessage::Shares { .. }) { FRAMES_OF_SHARES } else { 1 };
+        let wait = self.bucket.charge(frames, now);
+        self.read_again_at = (!wait.is_zero()).then(|| now + wait);
     }
 
     /// Tells the core; the connection ends with it.
@@ -336,6 +344,10 @@ impl Client<'_> {
             Err(_) => Break(End::Over),
         }
     }
+}
+
+async fn sleep_until(time: Option<Instant>) {
+    sleep(time.map_or(Duration::ZERO, |time| time.saturating_duration_since(Instant::now()))).await;
 }
 
 /// Why a process may not name these GPUs, if it may not.
