@@ -115,18 +115,14 @@ impl Worker {
             self.show();
             let now = Instant::now();
             let opens = (!early.is_empty()).then_some(self.opens);
-            let looks = self.out.iter().any(|out| out.client.is_none()).then_some(next_look);
+            let looks = self.has_any_back().then_some(next_look);
             let until = opens.into_iter().chain(looks).min();
             let patience =
                 until.map_or(Duration::from_secs(3600), |until| until.saturating_duration_since(now));
             match requests.recv_timeout(patience) {
                 // The client that asks first must not get what others have already.
                 Ok(request @ Request::Make { .. }) if Instant::now() < self.opens => early.push(request),
-                Ok(request) => {
-                    if self.serve(request) {
-                        next_look = Instant::now();
-                    }
-                }
+                Ok(request) => self.serve(request),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -135,8 +131,9 @@ impl Worker {
                     self.serve(request);
                 }
             }
-            if Instant::now() >= next_look {
-                // The memory of a large program comes back without a pause, between two requests at most.
+            if self.has_any_back() && Instant::now() >= next_look {
+                // The memory of a large program comes back without a pause, between two requests at most. After a look that was in vain
+                // comes a pause, whoever gives back more: pages that a program has locked may make each look long.
                 let pause = if self.sweep(MAX_LOOK) { Duration::ZERO } else { LOOK_AGAIN };
                 next_look = Instant::now() + pause;
             }
@@ -154,8 +151,12 @@ impl Worker {
         *lock(&self.shown) = Shown { used: self.ledger.sum(), clients };
     }
 
-    /// Returns whether segments were given back.
-    fn serve(&mut self, request: Request) -> bool {
+    /// Whether segments were given back that may be used still.
+    fn has_any_back(&self) -> bool {
+        self.out.iter().any(|out| out.client.is_none())
+    }
+
+    fn serve(&mut self, request: Request) {
         match request {
             Request::Open { client, owner, most, news } => {
                 let claims = BTreeMap::new();
@@ -172,7 +173,6 @@ impl Worker {
                 let is_it = |out: &&mut Out| out.client == Some(client) && out.segment.number == number;
                 if let Some(out) = self.out.iter_mut().find(is_it) {
                     out.client = None;
-                    return true;
                 } else if let Some(Client { owner, claims, .. }) = self.clients.get_mut(&client)
                     && let Some(bytes) = claims.remove(&number)
                 {
@@ -187,10 +187,8 @@ impl Worker {
                 if let Some(Client { owner, claims, .. }) = self.clients.remove(&client) {
                     claims.values().for_each(|&bytes| self.ledger.give_back(owner, bytes));
                 }
-                return true;
             }
         }
-        false
     }
 
     /// A client says what it has from an earlier scheduler; no descriptor comes with that. So no more counts than it could ask for:

@@ -106,3 +106,28 @@ fn what_a_client_had_comes_back_without_pauses() {
     let prompt = looks.windows(2).filter(|pair| pair[1] - pair[0] < LOOK_AGAIN).count();
     assert!(prompt >= looks.len() / 2, "{prompt} of {} looks followed at once", looks.len());
 }
+
+/// Pages are locked, and the kernel waits a moment for them at each look. Clients come and go, and give back more of them.
+#[test]
+fn memory_that_stays_in_use_is_looked_at_once_in_a_while() {
+    static LOOKS: Mutex<u32> = Mutex::new(0);
+    let mut worker = worker(100, Duration::ZERO);
+    worker.empty_if_unused = |_| {
+        *LOOKS.lock().unwrap() += 1;
+        std::thread::sleep(MAX_LOOK);
+        false
+    };
+    let segments: Vec<u64> = (0..8).map(|_| worker.make(1, 2 * MIB).0[0].0.number).collect();
+    let (requests, received) = mpsc::channel();
+    let begin = Instant::now();
+    let works = std::thread::spawn(move || worker.run(&received));
+    for number in segments {
+        requests.send(Request::Back { client: 1, number }).unwrap();
+        requests.send(Request::Gone { client: 2 }).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(requests);
+    works.join().unwrap();
+    let (looks, most) = (*LOOKS.lock().unwrap(), 1 + begin.elapsed().as_millis() / LOOK_AGAIN.as_millis());
+    assert!(u128::from(looks) <= most, "{looks} looks");
+}
