@@ -1,5 +1,6 @@
 //! The GPUs and clients that are to be looked at again, and the times.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
@@ -22,6 +23,8 @@ pub(crate) struct Agenda {
     sleepers: BTreeSet<ClientId>,
     /// When such clients, and those that may have rested for long enough, are looked at if nothing of them has changed.
     sleepers_due: BTreeSet<(Time, ClientId)>,
+    /// The same, by client.
+    times_of_sleepers: BTreeMap<ClientId, BTreeSet<Time>>,
     /// The client that was last told to go off the card by itself.
     going_by_itself: Option<ClientId>,
     /// Clients for which the answer whether a client waits for what they hold may have changed.
@@ -90,15 +93,35 @@ impl Agenda {
     /// The same at a time, whether anything has changed or not.
     pub(crate) fn follow_sleeper_at(&mut self, time: Time, id: ClientId) {
         self.sleepers_due.insert((time, id));
+        self.times_of_sleepers.entry(id).or_default().insert(time);
+    }
+
+    /// Forgets a client that is gone. Its times may be far away, and processes come and go.
+    pub(crate) fn forget_client(&mut self, id: ClientId) {
+        self.forget_place(id);
+        self.sleepers.remove(&id);
+        for time in self.times_of_sleepers.remove(&id).unwrap_or_default() {
+            self.sleepers_due.remove(&(time, id));
+        }
     }
 
     /// Takes one of which something has changed, or whose time has come.
     pub(crate) fn take_sleeper(&mut self, now: Time) -> Option<ClientId> {
         self.sleepers.pop_first().or_else(|| {
             let &(time, id) = self.sleepers_due.first().filter(|(time, _)| *time <= now)?;
-            self.sleepers_due.remove(&(time, id));
+            self.forget_time(time, id);
             Some(id)
         })
+    }
+
+    fn forget_time(&mut self, time: Time, id: ClientId) {
+        self.sleepers_due.remove(&(time, id));
+        if let Entry::Occupied(mut times) = self.times_of_sleepers.entry(id) {
+            times.get_mut().remove(&time);
+            if times.get().is_empty() {
+                times.remove();
+            }
+        }
     }
 
     pub(crate) fn going_by_itself(&self) -> Option<ClientId> {

@@ -143,7 +143,7 @@ impl Books {
     /// Removes a client that is gone, and leaves its ledger entries.
     pub(crate) fn remove_client(&mut self, id: ClientId) -> Option<Client> {
         self.report.forget_client(id);
-        self.agenda.forget_place(id);
+        self.agenda.forget_client(id);
         self.state.remove_client(id)
     }
 

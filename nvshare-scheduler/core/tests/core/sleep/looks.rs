@@ -64,3 +64,20 @@ fn an_answer_to_no_order_makes_no_wait_for_a_look_longer() {
     let said = "client 1 does not go to sleep: NVML does not show what its contexts take";
     assert!(cards.table.notes.iter().any(|note| note == said), "{:?}", cards.table.notes);
 }
+
+/// Processes come and go faster than their times come.
+#[test]
+fn a_client_that_is_gone_is_not_looked_at_any_more() {
+    let mut cards = Cards::with(&[(1, 0, 1), (2, 0, 1), (3, 0, 1)]);
+    let idle = cards.table.core.next_deadline();
+    let rests =
+        Config { sleep_after: Some(MS(600_000)), gpu_memory: None, reserve: Some(0), ..config(false) };
+    cards.table.core.configure(rests, MS(cards.table.now));
+    cards.order(1).unwrap();
+    cards.table.say(2, ClientMessage::Asleep);
+    assert_ne!(cards.table.core.next_deadline(), idle);
+    for client in 1..=3 {
+        cards.table.happens(Event::Disconnected { client, process_remains: false });
+    }
+    assert_eq!((idle, cards.table.core.next_deadline()), (None, None));
+}
