@@ -132,6 +132,8 @@ pub(super) async fn serve(
     let mut client =
         Client { id, framed, caller, tenant, place, shared, outgoing, host, bucket, read_again_at: None };
     register.usage.iter().for_each(|usage| client.uses(usage));
+    let number = client.caller.peer.identity.process;
+    number.into_iter().for_each(|number| shared.returns.come(number, image));
     let newcomer = Newcomer { client: id, identity, process, seat, job, register, outgoing: to_client };
     if shared.commands.send(Command::Register(Box::new(newcomer))).await.is_err() {
         return;
@@ -149,6 +151,9 @@ pub(super) async fn serve(
     let _ = shared.commands.send(Command::Disconnected { client: id, process_remains }).await;
     if process_remains {
         shared.wait_for_end(id, caller, image, place);
+    } else if let Some(last) = number.and_then(|number| shared.returns.end(number, id)) {
+        let identity = caller.peer.identity;
+        let _ = shared.commands.send(Command::Exited { client: last, identity }).await;
     }
 }
 

@@ -2,10 +2,10 @@
 
 mod bounds;
 mod client;
+mod returns;
 mod watchers;
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -13,7 +13,6 @@ use nvshare_proto::{AdminRequest, NO_PLACE, Reply, Request, ThrottledLine};
 use rustix::net::{RecvFlags, recv};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
@@ -24,11 +23,11 @@ use crate::events::Journal;
 use crate::host_memory::HostMemory;
 use crate::identity::processes::{Image, Looks};
 use crate::identity::{Caller, Peer, Tenants, Viewer};
-use crate::lock::lock;
 use crate::log;
 use crate::seats::Inside;
 use crate::sockets::frames::{self, Stream, refuse, tell_all};
 use bounds::Place;
+use returns::Returns;
 
 /// A connection that says nothing for this long is closed, unless it is a registered client's.
 const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
@@ -44,8 +43,8 @@ pub(crate) struct Shared {
     pub(crate) tenants: Arc<Tenants>,
     /// Places for clients; none: the administrators' socket, which always has a place.
     pub(crate) bounds: Option<Arc<Bounds>>,
-    /// Tasks that wait for the end of a process, or of its program: one for each process, however often it came and went.
-    pub(crate) waits: Arc<Mutex<BTreeMap<u64, AbortHandle>>>,
+    /// Processes that came, and tasks that wait for the end of those that went.
+    pub(crate) returns: Arc<Returns>,
     /// Looks at processes that take a while.
     pub(crate) looks: Looks,
     /// The events, for administrators.
@@ -65,7 +64,7 @@ impl Shared {
             commands,
             tenants: Arc::default(),
             bounds,
-            waits: Arc::default(),
+            returns: Arc::default(),
             looks: Looks::default(),
             journal,
             host,
@@ -73,22 +72,23 @@ impl Shared {
     }
 
     /// Tells the core when the process of a client that has disconnected is gone, or runs another program than `image`. The client's
-    /// place stays taken until then, or until the process has come back: then its place is counted again.
+    /// place stays taken until then, or until the process comes back on another connection.
     fn wait_for_end(&self, client: u64, caller: Caller, image: Option<Image>, place: Option<Place>) {
         let (commands, identity) = (self.commands.clone(), caller.peer.identity);
-        let wait = tokio::spawn(async move {
-            tokio::select! {
-                () = caller.peer.gone() => {}
-                () = runs_another(&caller.peer, image) => {}
-            }
-            let _ = commands.send(Command::Exited { client, identity }).await;
-            drop((place, caller));
-        });
-        let mut waits = lock(&self.waits);
-        waits.retain(|_, wait| !wait.is_finished());
-        if let Some(before) = identity.process.and_then(|process| waits.insert(process, wait.abort_handle()))
-        {
-            before.abort();
+        let wait = move |client| {
+            let wait = async move {
+                tokio::select! {
+                    () = caller.peer.gone() => {}
+                    () = runs_another(&caller.peer, image) => {}
+                }
+                let _ = commands.send(Command::Exited { client, identity }).await;
+                drop((place, caller));
+            };
+            tokio::spawn(wait).abort_handle()
+        };
+        match identity.process {
+            Some(process) => self.returns.leave(process, client, image, wait),
+            None => _ = wait(client),
         }
     }
 }
@@ -206,5 +206,67 @@ async fn administer(
     match (sent, answered.await) {
         (Ok(()), Ok(replies)) => replies,
         _ => vec![Reply::Refused { reason: "the scheduler is stopping".to_owned() }],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::SinkExt;
+    use nvshare_proto::Register;
+    use nvshare_proto::codec::Frames;
+    use tokio_util::codec::Framed;
+
+    use super::*;
+
+    /// Returns the next command of this kind.
+    async fn hear(told: &mut mpsc::Receiver<Command>, is_it: impl Fn(&Command) -> bool) -> Option<Command> {
+        loop {
+            let command = told.recv().await?;
+            if is_it(&command) {
+                return Some(command);
+            }
+        }
+    }
+
+    /// It ends, and comes back before the end of its process is known, or is away for a while.
+    #[tokio::test]
+    async fn a_process_that_came_back_has_one_place() {
+        for is_away in [false, true] {
+            let (commands, mut told) = mpsc::channel(16);
+            let bounds = Bounds::new(4, std::path::PathBuf::new());
+            let shared = Shared::new(commands, Some(Arc::clone(&bounds)), Journal::new(0), None);
+            let come = async || {
+                let (client, stream) = UnixStream::pair().unwrap();
+                tokio::spawn(serve(stream, None, shared.clone()));
+                let mut client = Framed::new(client, Frames::<Reply, Request>::default());
+                client.send(Request::Register(Register::newcomer(1, "x"))).await.unwrap();
+                client
+            };
+            // A newcomer has the other end of what is told to it.
+            let mut newcomers = Vec::new();
+            let first = come().await;
+            newcomers.extend(hear(&mut told, |command| matches!(command, Command::Register(_))).await);
+            drop(first);
+            if is_away {
+                let is_gone = |command: &Command| matches!(command, Command::Disconnected { .. });
+                hear(&mut told, is_gone).await;
+                // It is waited for.
+                tokio::task::yield_now().await;
+            }
+            let _second = come().await;
+            newcomers.extend(hear(&mut told, |command| matches!(command, Command::Register(_))).await);
+            let (stream, _other) = UnixStream::pair().unwrap();
+            let whom = Caller::at(&stream, None).whom();
+            // Two of four are for one user.
+            let mut third = bounds.take(whom.clone());
+            for _ in 0..500 {
+                if third.is_some() {
+                    break;
+                }
+                sleep(Duration::from_millis(10)).await;
+                third = bounds.take(whom.clone());
+            }
+            assert!(third.is_some() && bounds.take(whom).is_none(), "away: {is_away}");
+        }
     }
 }

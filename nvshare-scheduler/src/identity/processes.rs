@@ -94,6 +94,11 @@ fn is_stopped(stat: &[u8]) -> bool {
 pub(crate) struct Image([u64; 2]);
 
 impl Image {
+    #[cfg(test)]
+    pub(crate) fn for_test(number: u64) -> Self {
+        Self([number; 2])
+    }
+
     /// That of the process that has this number now; none where this process may not see it. To read this waits for no process.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         Self::said_by(&fs::read(format!("/proc/{pid}/stat")).ok()?)
