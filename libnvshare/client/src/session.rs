@@ -54,7 +54,7 @@ pub enum Done {
         /// Whether it stays as long as the process lives.
         for_good: bool,
     },
-    /// It is still off the card: the driver has refused the other GPU to which it was sent, and it can come back to its own.
+    /// It is still off the card. The driver has refused the other GPU, to which it was sent, and it can come back to its own.
     MovedBack,
     /// The process is back on the card.
     Awake {

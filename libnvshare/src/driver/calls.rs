@@ -320,8 +320,8 @@ pub(crate) fn checkpoint_process() -> Result<(), CUresult> {
     call!(cuCheckpointProcessCheckpoint(own_number(), (&raw mut arguments).cast()))
 }
 
-/// Brings this process back to its cards, still locked. `pairs`: a card that it sees, and the card that takes its place. None of them, or
-/// one for each card that it sees: otherwise the driver refuses all, and the process stays where it is (measured on H200s).
+/// Brings this process back to its cards, still locked. `pairs`: each card that it sees, and the card that takes its place; or nothing. If a
+/// card is missing, the driver answers [`CUresult::INVALID_VALUE`], and all is as before (measured on H200s).
 pub(crate) fn restore_process(pairs: &[[GpuUuid; 2]]) -> Result<(), CUresult> {
     /// A pointer and a count, and nothing in the rest of the 64 bytes.
     #[repr(C)]

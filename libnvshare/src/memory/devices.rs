@@ -32,7 +32,7 @@ use crate::work::used_devices;
 pub(crate) struct Device {
     /// The program's own ordinal.
     pub(crate) ordinal: CUdevice,
-    /// What makes two devices alike: a process that is off the one can come back to the other.
+    /// A process that is off a device can come back to another one of the same model.
     model: Model,
     /// Bytes of the device, as the driver reports them.
     total: u64,

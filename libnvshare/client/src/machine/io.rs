@@ -80,7 +80,7 @@ pub enum Input {
         /// How long the way back took.
         took: Duration,
     },
-    /// It is still off the card, in answer to the same: the driver has refused the other GPU, and it can come back to its own.
+    /// It is still off the card, in answer to the same. The driver has refused the other GPU, and it can come back to its own.
     MovedBack,
     /// Time passed.
     Tick {

@@ -90,7 +90,7 @@ fn a_card_that_the_driver_refuses_is_not_tried_again_and_it_comes_back_to_its_ow
 fn a_scheduler_of_the_version_before_is_not_told_of_other_cards() {
     let mut sleeper = Sleeper::parked(&["event_query"], &[TWO_CARDS]);
     assert_eq!(sleeper.sleep(), Answer::Asleep);
-    // What that one does not know would end the connection.
+    // A word that it does not know would end the connection.
     let (mut sleeper, used) = sleeper.accept_asleep(VERSION - 1);
     assert_eq!((used, sleeper.elsewhere()), (sleeper.gpu, vec![]));
     sleeper.write("go", "");

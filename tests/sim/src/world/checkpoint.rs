@@ -96,7 +96,7 @@ impl World {
     }
 }
 
-/// What stays of a block that is taken off its card.
+/// A block that is taken off its card, without its place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
     pinned: u32,

@@ -253,7 +253,7 @@ fn one_that_is_alone_and_refused_the_other_gpu_comes_back_at_once() {
     assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }));
 }
 
-/// Whatever the GPU has that it was sent to, nobody keeps it free.
+/// Nobody keeps memory free on the GPU to which it was sent.
 #[test]
 fn one_that_was_sent_elsewhere_and_finds_no_scheduler_waits_for_one() {
     let mut client = asleep();

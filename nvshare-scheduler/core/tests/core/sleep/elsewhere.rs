@@ -60,11 +60,9 @@ fn registers_on(cards: &mut Cards, card: u8, disconnects_first: bool) -> Sent {
 
 fn sees(cards: &mut Cards, card: u8) -> Sent {
     cards.table.now += 1000;
-    cards.table.happens(Event::Measured(Measured {
-        gpu: gpu(card),
-        available: CAPACITY,
-        used: BTreeMap::new(),
-    }))
+    let asked_at = MS(cards.table.now);
+    let used = BTreeMap::new();
+    cards.table.happens(Event::Measured(Measured { gpu: gpu(card), asked_at, available: CAPACITY, used }))
 }
 
 #[test]
@@ -121,7 +119,7 @@ fn a_sleeper_is_sent_nowhere_without_need_or_where_others_would_make_room() {
     assert_eq!(sent_to(&cards.table.sent()), []);
 }
 
-/// What those take counts who are on their way.
+/// Those on their way count there.
 #[test]
 fn no_more_are_sent_to_a_gpu_than_fit_there() {
     let mut cards = crowded(config(true));
