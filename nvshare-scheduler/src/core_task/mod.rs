@@ -145,7 +145,7 @@ impl CoreTask {
                 Woken::By(command) => self.obey(*command),
                 Woken::ByDeadline => {
                     let now = self.now();
-                    self.core.handle(Event::Deadline, now);
+                    self.happens(Event::Deadline, now);
                 }
                 Woken::ForStatus => {}
                 Woken::ToLookAround => {
@@ -188,7 +188,7 @@ impl CoreTask {
                     _ => {}
                 }
                 let usage = matches!(message, ClientMessage::Usage(_));
-                self.core.handle(Event::Message { client, message }, now);
+                self.happens(Event::Message { client, message }, now);
                 if usage {
                     self.look_at_new_gpus();
                 }
@@ -196,8 +196,7 @@ impl CoreTask {
             Command::Stopped(looked_at) => {
                 for (client, stopped) in looked_at {
                     if self.core.is_stopped(client) != stopped {
-                        self.core.handle(Event::Stopped { client, stopped }, now);
-                        self.deliver();
+                        self.happens(Event::Stopped { client, stopped }, now);
                     }
                 }
             }
@@ -207,9 +206,9 @@ impl CoreTask {
                     Some(seen) => {
                         self.unowned.insert(gpu, seen.unowned);
                         let measured = self.attribute(gpu, asked_at, seen);
-                        self.core.handle(Event::Measured(measured), now);
+                        self.happens(Event::Measured(measured), now);
                     }
-                    None => self.core.handle(Event::Unmeasured { gpu }, now),
+                    None => self.happens(Event::Unmeasured { gpu }, now),
                 }
             }
             Command::Described { client, command } => {
@@ -225,12 +224,12 @@ impl CoreTask {
                 if !process_remains {
                     self.pids.remove(&client);
                 }
-                self.core.handle(Event::Disconnected { client, process_remains }, now);
+                self.happens(Event::Disconnected { client, process_remains }, now);
             }
             Command::Exited { client, identity } => {
                 // The number may be another process's by now, which registered later.
                 self.pids.retain(|&known, pid| known > client || Some(*pid) != identity.pid);
-                self.core.handle(Event::Exited { client, identity }, now);
+                self.happens(Event::Exited { client, identity }, now);
             }
             Command::Admin { request, answer } => self.administer(request, answer, now),
             Command::Look { viewer, answer } => self.wait_for_counters(Some(viewer), answer),
@@ -242,6 +241,13 @@ impl CoreTask {
                 self.look_around();
             }
         }
+    }
+
+    /// Tells the core of an event. With that it forgets the incidents that nobody took, so they are recorded before: requests have some
+    /// too, and one command may be several events.
+    fn happens(&mut self, event: Event, now: Time) {
+        self.deliver();
+        self.core.handle(event, now);
     }
 
     fn register(&mut self, newcomer: Newcomer, now: Time) {
@@ -270,7 +276,7 @@ impl CoreTask {
         if let Some(before) = &before {
             seats::keep_own_wishes(&mut register.asked, before);
         }
-        self.core.handle(Event::Registered { client, identity, register }, now);
+        self.happens(Event::Registered { client, identity, register }, now);
         if let Some(before) = before {
             self.core.replace_limits(client, before.memory.unwrap_or(0), now);
         }
@@ -402,3 +408,6 @@ fn log_grant(client: ClientId, message: &SchedulerMessage) {
         message => debug!("client {client}: {message:?}"),
     }
 }
+
+#[cfg(test)]
+mod tests;
