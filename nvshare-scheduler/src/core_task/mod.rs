@@ -94,7 +94,7 @@ impl CoreTask {
             let _ = core.switch_off(true, Time::ZERO);
             warn!("scheduling is off, as an administrator left it");
         }
-        Self {
+        let mut task = Self {
             core,
             commands,
             nvml,
@@ -116,7 +116,9 @@ impl CoreTask {
             asked_counters: None,
             recorder,
             host,
-        }
+        };
+        task.know_gpus();
+        task
     }
 
     fn now(&self) -> Time {
@@ -204,6 +206,7 @@ impl CoreTask {
                 let Some(asked_at) = self.nvml.answered(gpu, now) else { return };
                 match seen {
                     Some(seen) => {
+                        self.recorder.know(gpu, now);
                         self.unowned.insert(gpu, seen.unowned);
                         let measured = self.attribute(gpu, asked_at, seen);
                         self.happens(Event::Measured(measured), now);
@@ -316,6 +319,13 @@ impl CoreTask {
         self.memory_modes.retain(|id, _| shown.contains(id));
     }
 
+    /// Tells those who count which GPUs the machine has, or is said to have by an administrator.
+    fn know_gpus(&mut self) {
+        let up = self.now();
+        let listed = self.listing.last().into_iter().map(|listed| listed.gpu);
+        listed.chain(self.config.gpus.keys().copied()).for_each(|gpu| self.recorder.know(gpu, up));
+    }
+
     /// Answers a reader of metrics.
     fn answer(&mut self, question: Question) {
         match question {
@@ -324,6 +334,7 @@ impl CoreTask {
             }
             Question::Snapshot(answer) => {
                 self.listing.look();
+                self.know_gpus();
                 self.recorder.count_all(self.started.elapsed());
                 let _ = answer.send(self.snapshot());
             }

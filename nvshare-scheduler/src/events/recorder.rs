@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use nvshare_core::{ClientId, Incident, Time};
 use nvshare_proto::units::saturate;
 use nvshare_proto::{
-    Counters, EventKind, HandOverPhase, PhaseTime, ProcessInfo, SeatName, WatchEvent, short_command,
+    Counters, EventKind, GpuUuid, HandOverPhase, PhaseTime, ProcessInfo, SeatName, WatchEvent, short_command,
 };
 
 use super::journal::Journal;
@@ -118,6 +118,13 @@ impl Recorder {
         }
     }
 
+    /// The machine has this GPU.
+    pub(crate) fn know(&mut self, gpu: GpuUuid, up: Time) {
+        if let Some(counted) = &mut self.counted {
+            counted.know(gpu, up);
+        }
+    }
+
     /// Counts all times up to now.
     pub(crate) fn count_all(&mut self, up: Time) {
         if let Some(counted) = &mut self.counted {
@@ -153,7 +160,7 @@ impl Recorder {
 
 #[cfg(test)]
 mod tests {
-    use nvshare_proto::{GpuUuid, WatchFrom};
+    use nvshare_proto::WatchFrom;
 
     use super::*;
 

@@ -13,7 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{self, Registry};
 
 use super::table::{Amount, Buckets, Length, METRICS, Metric, Moment, Own, Part, Passed, Source};
-use super::tenants::Tenants;
+use super::tenants::{SHOWN_AFTER_END, Tenants, others_on};
 use super::{OfGpu, OfTenant};
 use crate::lock::lock;
 
@@ -90,10 +90,17 @@ impl Counters {
     /// A client of the tenant is on a GPU.
     fn join(&self, tenant: &OfTenant, gpu: GpuUuid) -> Times {
         let mut tenants = self.tenants();
-        let gpu = tenants.gpu(gpu);
+        let gpu = tenants.gpus.join(gpu);
         let tenant = tenants.join(tenant, &gpu);
         let seconds = self.times.iter().map(|(_, family)| family.get_or_create_owned(&tenant)).collect();
         Times { gpu, tenant, seconds }
+    }
+
+    /// A client that was counted like this on a GPU has gone.
+    fn leave(&self, gpu: GpuUuid, times: &Times, now: Time) {
+        let mut tenants = self.tenants();
+        tenants.leave(&times.tenant, now);
+        tenants.gpus.leave(gpu, &times.gpu, now);
     }
 
     /// Counts an event of a client on one GPU.
@@ -110,21 +117,38 @@ impl Counters {
         }
     }
 
-    /// Forgets tenants that have gone long ago.
+    /// Forgets tenants that have gone long ago, and GPUs that the machine does not have and on which all have.
     pub(crate) fn forget_old(&self, now: Time) {
         while self.forget_one(now) {}
+        while self.forget_gpu(now) {}
+    }
+
+    /// Forgets a GPU, if there is one to forget.
+    fn forget_gpu(&self, now: Time) -> bool {
+        let mut tenants = self.tenants();
+        let Some(gpu) = tenants.gpus.forget_one(now) else { return false };
+        for (_, family) in &self.durations {
+            family.remove(&gpu);
+        }
+        self.remove(&others_on(&gpu));
+        true
+    }
+
+    /// Removes the series of a tenant on a GPU.
+    fn remove(&self, tenant: &OfTenant) {
+        for (_, family) in &self.times {
+            family.remove(tenant);
+        }
+        for (_, family) in &self.events {
+            family.remove(tenant);
+        }
     }
 
     /// Forgets one, if there is one. Its series go before it can come back.
     fn forget_one(&self, now: Time) -> bool {
         let mut tenants = self.tenants();
         let Some((tenant, is_last)) = tenants.forget_one(now) else { return false };
-        for (_, family) in &self.times {
-            family.remove(&tenant);
-        }
-        for (_, family) in &self.events {
-            family.remove(&tenant);
-        }
+        self.remove(&tenant);
         if is_last {
             let whole = tenant.on_all();
             for (_, family) in &self.said {
@@ -191,6 +215,19 @@ impl Counted {
         Self { counters, clients: BTreeMap::new(), freed: BTreeMap::new() }
     }
 
+    /// The machine has this GPU: those who use it already are shown with its labels from now on.
+    pub(crate) fn know(&mut self, gpu: GpuUuid, now: Time) {
+        if !self.counters.tenants().gpus.know(gpu) {
+            return;
+        }
+        for client in self.clients.values_mut() {
+            if let Some(times) = client.gpus.get_mut(&gpu).filter(|times| times.gpu != OfGpu::new(gpu)) {
+                self.counters.leave(gpu, times, now);
+                *times = self.counters.join(&client.tenant, gpu);
+            }
+        }
+    }
+
     /// A client is about to register.
     pub(crate) fn expect(&mut self, client: ClientId, tenant: OfTenant) {
         let gpus = BTreeMap::new();
@@ -253,7 +290,7 @@ impl Counted {
         if kind.state() == Some(ClientState::Gone)
             && let Some(client) = self.clients.remove(&id)
         {
-            client.gpus.into_values().for_each(|times| self.counters.tenants().leave(&times.tenant, now));
+            client.gpus.iter().for_each(|(&gpu, times)| self.counters.leave(gpu, times, now));
         }
     }
 
@@ -276,12 +313,12 @@ impl Counted {
     pub(crate) fn count_all(&mut self, now: Time) {
         let ids: Vec<ClientId> = self.clients.keys().copied().collect();
         ids.into_iter().for_each(|id| self.count(id, now));
+        self.freed.retain(|_, freed| *freed + SHOWN_AFTER_END >= now);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tenants::SHOWN_AFTER_END;
     use super::*;
     use prometheus_client::encoding::text::encode;
 
@@ -477,6 +514,43 @@ mod tests {
         assert!(series("nvshare_tenant_grants_total") <= 1100, "tenants");
         assert!(series("nvshare_tenant_copied_out_bytes_total") <= 1100, "tenants as a whole");
         assert!(text.contains("gpu_uuid=\"other\""));
+    }
+
+    /// A client names as many as there are places for, and others use one that the machine has.
+    #[test]
+    fn gpus_that_the_machine_has_have_labels_of_their_own_and_others_as_long_as_they_are_used() {
+        let mut world = World::new();
+        let invented = |n: u8| GpuUuid([n; 16]);
+        let shows = |world: &World, gpu: GpuUuid| world.text().contains(&format!("gpu_uuid=\"{gpu}\""));
+        for n in 100..164 {
+            world.passes(n.into(), invented(n), 1, "a");
+        }
+        world.passes(1, GPU, 2, "b");
+        assert!(!shows(&world, GPU));
+        world.counted.know(GPU, world.now);
+        world.passes(2, GPU, 2, "b");
+        assert!(shows(&world, GPU));
+        // It was there before, and counts there as well from now on.
+        world.counted.count_all(world.now);
+        for client in [1, 2] {
+            world.after(1, client, EventKind::Granted, 0, None);
+        }
+        let text = world.text();
+        let grants = text.lines().filter(|line| line.starts_with("nvshare_tenant_grants_total{"));
+        let on_gpu = Vec::from_iter(grants.filter(|line| line.contains(&GPU.to_string())));
+        assert!(on_gpu.len() == 1 && on_gpu[0].ends_with(" 3"), "{on_gpu:?}");
+        for n in 100..164 {
+            let gpus = vec![invented(n)];
+            let gone =
+                Incident { kind: EventKind::Gone, client: Some(n.into()), gpus, bytes: None, took: None };
+            world.counted.record(&gone, world.now);
+        }
+        world.counted.counters.forget_old(world.now + SHOWN_AFTER_END);
+        assert!(shows(&world, invented(100)));
+        world.counted.counters.forget_old(world.now + SHOWN_AFTER_END + Duration::from_secs(1));
+        assert!(shows(&world, GPU) && !shows(&world, invented(100)));
+        world.passes(3, invented(200), 1, "c");
+        assert!(shows(&world, invented(200)), "there is a place");
     }
 
     /// It says counters, and never uses a GPU.

@@ -5,6 +5,7 @@
 //! from a snapshot that several readers share.
 
 mod counted;
+mod gpus;
 mod http;
 mod shown;
 mod table;

@@ -1,12 +1,13 @@
-//! The tenants, and the GPUs, that have series of their own. Programs name themselves, and any user can start them without end: tenants
+//! The tenants that have series of their own. Programs name themselves, and any user can start them without end: tenants
 //! without a place here are counted together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use nvshare_core::{MAX_GPUS_PER_CLIENT, Time};
+use nvshare_core::Time;
 use nvshare_proto::GpuUuid;
 
+use super::gpus::Gpus;
 use super::{OfGpu, OfTenant};
 
 /// Tenants on GPUs that have series of their own.
@@ -16,7 +17,7 @@ const MAX_EACH: usize = 128;
 /// Tenants that have gone are shown for this long, so that a reader sees their last figures.
 pub(super) const SHOWN_AFTER_END: Duration = Duration::from_secs(600);
 /// The label of what has no series of its own.
-const OTHER: &str = "other";
+pub(super) const OTHER: &str = "other";
 
 /// A user, a container, or a seat: the labels that no program chooses.
 type Whose = (String, String, String, String);
@@ -31,7 +32,7 @@ pub(super) struct Tenants {
     each: BTreeMap<Whose, usize>,
     /// On how many GPUs each tenant is.
     wholes: BTreeMap<OfTenant, usize>,
-    gpus: BTreeSet<GpuUuid>,
+    pub(super) gpus: Gpus,
 }
 
 /// Clients of a tenant on a GPU.
@@ -46,25 +47,11 @@ fn whose(tenant: &OfTenant) -> Whose {
 }
 
 /// The series of all that have none of their own.
-fn others_on(gpu: &OfGpu) -> OfTenant {
+pub(super) fn others_on(gpu: &OfGpu) -> OfTenant {
     OfTenant { program: OTHER.to_owned(), ..OfTenant::default() }.on(gpu)
 }
 
 impl Tenants {
-    /// The labels of a GPU that a client uses.
-    pub(super) fn gpu(&mut self, gpu: GpuUuid) -> OfGpu {
-        if self.gpus.len() < MAX_GPUS_PER_CLIENT {
-            self.gpus.insert(gpu);
-        }
-        self.shown_gpu(gpu)
-    }
-
-    /// The labels under which a GPU is shown.
-    fn shown_gpu(&self, gpu: GpuUuid) -> OfGpu {
-        let is_other = self.gpus.len() >= MAX_GPUS_PER_CLIENT && !self.gpus.contains(&gpu);
-        if is_other { OfGpu { gpu_uuid: OTHER.to_owned() } } else { OfGpu::new(gpu) }
-    }
-
     /// Whether a tenant that is not known may have series of its own.
     fn has_place_for(&self, tenant: &OfTenant) -> bool {
         self.known.len() < MAX_TENANTS && self.each.get(&whose(tenant)).is_none_or(|&has| has < MAX_EACH)
@@ -77,7 +64,7 @@ impl Tenants {
         tenant: &OfTenant,
         gpu: Option<GpuUuid>,
     ) -> &'a mut T {
-        let gpu = gpu.map_or_else(OfGpu::default, |gpu| self.shown_gpu(gpu));
+        let gpu = gpu.map_or_else(OfGpu::default, |gpu| self.gpus.shown(gpu));
         let own = tenant.on(&gpu);
         let is_known = self.known.contains_key(&own) || self.wholes.contains_key(&own);
         // One that no event has named yet is not known.
