@@ -1,5 +1,5 @@
 use nvshare_core::Identity;
-use nvshare_proto::{EventKind, Gate, Register, Usage, VERSION, WatchFrom};
+use nvshare_proto::{EventKind, Gate, Register, Usage, WatchFrom};
 
 use super::*;
 use crate::events::Journal;
@@ -20,8 +20,7 @@ fn newcomer(client: ClientId, gate: Gate, job: Option<u32>) -> (Newcomer, mpsc::
     let register = Register { gate, usage: vec![usage], ..Register::newcomer(client as u32, "x") };
     let (outgoing, messages) = mpsc::channel(100);
     let identity = Identity { process: Some(client), ..Identity::default() };
-    let newcomer =
-        Newcomer { client, identity, process: None, seat: None, job, version: VERSION, register, outgoing };
+    let newcomer = Newcomer { client, identity, process: None, seat: None, job, register, outgoing };
     (newcomer, messages)
 }
 
