@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use nvshare_harness::{Artifacts, ControlGroup, Finished, Scheduler, World, executable};
 
@@ -119,8 +120,13 @@ fn script(world: &World, name: &str, variables: &[(&str, &str)], tres: &str, nod
         fs::write(&source, text).expect("a file");
         executable(&source, &programs.join(name));
     }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/slurm").join(name);
-    let mut command = Command::new(script);
+    // It waits for as long as the tests have it wait.
+    let of_package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/slurm").join(name);
+    let text = fs::read_to_string(of_package).expect("the script");
+    let source = programs.join(format!("{name}.txt"));
+    fs::write(&source, text.replace("patience=5 ", "patience=${PATIENCE:-1} ")).expect("a file");
+    executable(&source, &programs.join(name));
+    let mut command = Command::new(programs.join(name));
     command.env_clear().envs(world.environment()).env_remove("LD_PRELOAD");
     command.env("PATH", format!("{}:/usr/bin:/bin", programs.display()));
     command.envs(variables.iter().copied()).output().expect("the script runs")
@@ -162,6 +168,27 @@ fn the_prolog_gives_a_job_what_its_shards_are() {
     let ended = script(&world, "epilog", &job[..1], "", "");
     assert!(ended.status.success(), "{ended:?}");
     assert!(!world.dir().join("nvshare-state.toml").exists(), "nothing is left of the job");
+}
+
+/// It may be starting again: a node is not drained for that.
+#[test]
+fn the_prolog_waits_for_a_scheduler_and_for_slurm() {
+    let world = World::simulated(CARD);
+    let job = [("SLURM_JOB_ID", "7"), ("SLURM_JOB_GPUS", "0"), ("PATIENCE", "60")];
+    let output = std::thread::scope(|threads| {
+        let prolog = threads.spawn(|| script(&world, "prolog", &job, "gres/shard=8", "1"));
+        std::thread::sleep(Duration::from_millis(1500));
+        assert!(!prolog.is_finished(), "nobody answers yet");
+        let scheduler = Scheduler::start(&world, &[]);
+        let output = prolog.join().expect("the script runs");
+        drop(scheduler);
+        output
+    });
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("memory limit 8.00 GiB"), "{output:?}");
+    let silent = script(&world, "prolog", &job[..2], "' && exit 1 && echo '", "1");
+    assert!(!silent.status.success(), "{silent:?}");
+    assert!(String::from_utf8_lossy(&silent.stderr).contains("squeue does not say"), "{silent:?}");
 }
 
 #[test]
