@@ -45,6 +45,18 @@ fn has_device(machine: &Machine, seat: SeatName) -> bool {
 }
 
 #[tokio::test]
+async fn a_gpu_of_one_slot_is_published() {
+    let mut machine = Machine::new();
+    let _scheduler = Scheduler::start(&machine.root, 1);
+    let server = ApiServer::start(&machine.root).await;
+    machine.start(&format!("{DRA} --slots 1"));
+    let slice = until_published(&server, &[A, B]).await;
+    let slots =
+        json!({"value": "1", "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "1"}}});
+    assert_eq!(slice["spec"]["devices"][0]["capacity"]["slots"], slots);
+}
+
+#[tokio::test]
 async fn gpus_are_published_as_devices_that_many_claims_may_have() {
     let mut machine = Machine::new();
     let _scheduler = Scheduler::start(&machine.root, 1);

@@ -55,7 +55,8 @@ pub fn device(gpu: &NodeGpu, versions: &Versions, options: &Options) -> Device {
     let usual = options.slot_compute.map_or(100, u64::from);
     let all = (usual * slots).max(100);
     let compute = (COMPUTE, capacity([all, usual, 1, 100].map(quantities::number), Some(1)));
-    let places = (SLOTS, capacity([slots, 1, 1, slots].map(quantities::number), Some(1)));
+    // The API server refuses a step beyond what there is in all.
+    let places = (SLOTS, capacity([slots, 1, 1, slots].map(quantities::number), (slots > 1).then_some(1)));
     let capacity = memory.into_iter().chain([compute, places]);
     Device {
         name: device_name(gpu.uuid),

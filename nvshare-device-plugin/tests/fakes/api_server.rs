@@ -566,7 +566,7 @@ fn validate(spec: &Value) -> Result<(), String> {
                 return Err(format!("capacity {name}: {capacity}"));
             }
             if let Some(step) = range.get("step").map(of)
-                && [default, max].iter().any(|value| (value - min) % step != 0)
+                && (min + step > value || [default, max].iter().any(|value| (value - min) % step != 0))
             {
                 return Err(format!("capacity {name}: not whole steps: {capacity}"));
             }
