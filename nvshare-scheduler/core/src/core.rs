@@ -213,7 +213,7 @@ impl Core {
         self.books.listed()
     }
 
-    /// Returns the GPUs that clients use.
+    /// Returns the GPUs that clients use, or to which they may come from their sleep.
     #[must_use]
     pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
         self.state().gpus_in_use()
@@ -225,7 +225,7 @@ impl Core {
         self.state().is_measuring()
     }
 
-    /// Whether a client is to leave a GPU with all of its process, or has left it: the GPU's free memory is to be measured.
+    /// Whether a client is to leave a GPU with all of its process, or has left it, or may come to it: its free memory is to be measured.
     #[must_use]
     pub fn has_sleepers(&self, gpu: GpuUuid) -> bool {
         self.state().has_sleepers(gpu)

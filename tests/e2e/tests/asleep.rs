@@ -1,7 +1,7 @@
 //! Programs that an administrator sends to sleep, with the real scheduler.
 
 use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
-use nvshare_proto::ClientState;
+use nvshare_proto::{ClientState, Usage};
 
 const CARD: [(&str, &str); 4] =
     [("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_CONTEXT", "96MiB"), ("NVSIM_MODULE", "4MiB")];
@@ -225,7 +225,10 @@ fn a_program_wakes_on_another_card_where_its_own_has_no_room() {
     asleep.sleep(&guest);
     let busy = Program::workload(&asleep.world, "busy", "--memory 60MiB --block 4MiB --full-check");
     let busy = busy.env("CUDA_VISIBLE_DEVICES", "0").until_told().start();
-    asleep.until(&busy, ClientState::Running);
+    Scheduler::until(&asleep.world, "all of its memory is there", |status| {
+        let has_all = |usage: &Usage| usage.allocated >= 60 << 20;
+        status.find(busy.pid()).is_some_and(|client| client.usage.iter().any(has_all))
+    });
     asleep.go();
     expect_all_done(guest);
     let log = asleep.scheduler.log();

@@ -40,7 +40,7 @@ impl Books {
         let is_first = known.is_none_or(|gpu| gpu.source != CapacitySource::Certain);
         let is_waited_for = known.is_some_and(|gpu| gpu.ledger.sleepers().first().is_some());
         self.set_size(uuid, size, CapacitySource::Certain);
-        self.change_gpu(uuid, |gpu| gpu.is_look_answered = true);
+        self.change_gpu(uuid, |gpu| gpu.looked_at = gpu.looked_at.max(Some(measured.asked_at)));
         if is_first {
             // From now on, it is known how much sleepers need.
             users.into_iter().for_each(|id| self.rewrite_entry_on(id, uuid));
@@ -52,7 +52,8 @@ impl Books {
 
     /// Notes that nothing measures a GPU: nobody waits for that.
     pub(crate) fn on_unmeasured(&mut self, uuid: GpuUuid) {
-        if self.change_gpu(uuid, |gpu| gpu.is_look_answered = true).is_some() {
+        let now = self.state().now();
+        if self.change_gpu(uuid, |gpu| gpu.looked_at = Some(now)).is_some() {
             self.queue([uuid]);
         }
     }

@@ -126,10 +126,15 @@ impl Books {
     /// A client that is off the card can come back to these GPUs as well.
     pub(crate) fn on_elsewhere(&mut self, id: ClientId, mut gpus: Vec<GpuUuid>) {
         gpus.truncate(MAX_ELSEWHERE);
-        if self.state().client(id).is_some_and(|client| client.sleep.is_off_card()) {
-            self.change_client(id, |client| client.elsewhere = gpus);
-            self.look_elsewhere(id);
+        let Some(client) = self.state().client(id).filter(|client| client.sleep.is_off_card()) else {
+            return;
+        };
+        if client.elsewhere.is_empty() && self.state().config().wake_elsewhere {
+            // The next look at all GPUs may be seconds away.
+            gpus.iter().for_each(|&gpu| self.report_mut().measure(gpu));
         }
+        self.change_client(id, |client| client.elsewhere = gpus);
+        self.look_elsewhere(id);
     }
 
     /// A client's process stays on the card, in answer to SLEEP.
@@ -167,6 +172,7 @@ impl Books {
             client.is_unresponsive = false;
             client.came_asleep_at = None;
             client.elsewhere = Vec::new();
+            client.looks_elsewhere_at = None;
         });
         self.change_each_gpu_of(id, |gpu, account| {
             gpu.size.overhead = gpu.size.overhead.saturating_add(account.overhead());

@@ -19,9 +19,16 @@ impl State {
         client.memory == MemoryMode::Swap && client.never_sleeps.is_none()
     }
 
-    /// Whether a client of a GPU is to go off the card, or has gone.
+    /// Whether a client of a GPU is to go off the card, or has gone, or one may come to it from its sleep.
     pub(crate) fn has_sleepers(&self, gpu: GpuUuid) -> bool {
         self.clients().any(|client| client.sleep != Sleep::No && client.accounts.contains_key(&gpu))
+            || self.named_by_sleepers().any(|named| named == gpu)
+    }
+
+    /// Returns the GPUs to which clients that are off their cards may be sent.
+    pub(crate) fn named_by_sleepers(&self) -> impl Iterator<Item = GpuUuid> + '_ {
+        let clients = self.clients().filter(|_| self.config().wake_elsewhere);
+        clients.flat_map(|client| client.elsewhere.iter().copied())
     }
 
     /// Whether a client was told to go off the card, and may be expected to.
@@ -140,10 +147,10 @@ impl State {
         let Sleep::Wanted { since } = client.sleep else { return false };
         let passed_over = self.passed_over();
         // The part of its memory that was given away is not known before.
-        let is_look_awaited =
-            client.came_asleep_at.is_some_and(|at| self.now().saturating_sub(at) < MAX_WAIT_FOR_LOOK);
+        let look_awaited =
+            client.came_asleep_at.filter(|&at| self.now().saturating_sub(at) < MAX_WAIT_FOR_LOOK);
         client.accounts.keys().filter_map(|uuid| self.gpu(*uuid)).all(|gpu| {
-            if is_look_awaited && !gpu.is_look_answered {
+            if look_awaited.is_some_and(|since| gpu.looked_at.is_none_or(|at| at < since)) {
                 return false;
             }
             let sleepers = gpu.ledger.sleepers();
@@ -172,11 +179,12 @@ impl State {
         let (Some((&from, account)), None) = (accounts.next(), accounts.next()) else { return None };
         let own = self.gpu(from)?;
         let needs = own.ledger.entry(client.id).map_or(0, |entry| entry.sleeper.needs);
-        if self.left_beside_holders(own, account, needs).is_some() {
+        if account.usage.limit > 0 || self.left_beside_holders(own, client, account, needs).is_some() {
             return None;
         }
-        let elsewhere = client.elsewhere.iter().filter(|&&to| to != from);
-        let places = elsewhere.filter_map(|&to| Some((self.left_elsewhere(account, needs, to)?, to)));
+        let is_open = |to: GpuUuid| to != from && !self.jobs().has_memory_limit(client, to);
+        let elsewhere = client.elsewhere.iter().copied().filter(|&to| is_open(to));
+        let places = elsewhere.filter_map(|to| Some((self.left_elsewhere(client, account, needs, to)?, to)));
         let (left, to) = places.max()?;
         let expected = self.clients().filter(|other| other.id != client.id && other.is_expected_on(to));
         let taken = expected.fold(0, |sum: u128, other| sum.saturating_add(other.allocated().into()));
@@ -184,21 +192,29 @@ impl State {
     }
 
     /// Returns the bytes that nobody would use on another GPU if a client came back to it with this memory, and with contexts that take so
-    /// much. `None`: it would have to wait there.
-    fn left_elsewhere(&self, account: &Account, needs: u64, uuid: GpuUuid) -> Option<u128> {
-        // Nobody uses it. It is measured before the client comes back.
+    /// much. `None`: it would have to wait there, or nobody has looked at that GPU for a while.
+    fn left_elsewhere(&self, client: &Client, account: &Account, needs: u64, uuid: GpuUuid) -> Option<u128> {
         let Some(gpu) = self.gpu(uuid) else {
-            return Some(account.usage.total.saturating_sub(account.usage.allocated).into());
+            // Nobody uses it, and where nothing is measured, nothing else is known.
+            let unused = u128::from(account.usage.total).checked_sub(account.usage.allocated.into());
+            return unused.filter(|_| needs == 0);
         };
         // As much is kept for it there, since nobody has seen it on that GPU.
         let kept = gpu.needs_to_return(&Account::new(account.usage, gpu.rates));
-        let fits = !gpu.has_waiter && (needs <= kept || kept == 0);
-        self.left_beside_holders(gpu, account, kept).filter(|_| fits)
+        let is_fresh =
+            needs == 0 || gpu.looked_at.is_some_and(|at| self.now().saturating_sub(at) <= MAX_WAIT_FOR_LOOK);
+        let fits = !gpu.has_waiter && needs <= kept && is_fresh;
+        self.left_beside_holders(gpu, client, account, kept).filter(|_| fits)
     }
 
-    /// Returns the bytes that nobody would use on a GPU beside its holders and a client with this memory. Memory of others would leave.
-    fn left_beside_holders(&self, gpu: &Gpu, account: &Account, needs: u64) -> Option<u128> {
-        let used = gpu.ledger.sums().holders.demand.saturating_add(account.demand(gpu.capacity).into());
+    /// Returns the bytes that nobody would use on a GPU beside its holders, memory that others keep, and a client with this memory. All else
+    /// would leave.
+    fn left_beside_holders(&self, gpu: &Gpu, client: &Client, account: &Account, needs: u64) -> Option<u128> {
+        let sums = gpu.ledger.sums();
+        let own = gpu.ledger.entry(client.id).map_or(0, |entry| entry.pinned);
+        let kept = sums.pinned.saturating_sub(sums.holders.pinned).saturating_sub(own.into());
+        let wanted = u128::from(account.demand(u64::MAX));
+        let used = sums.holders.demand.saturating_add(kept).saturating_add(wanted);
         let card = self.config().card(gpu.uuid, gpu.size, gpu.ledger.sleepers().needed_by_waking());
         let left = u128::from(gpu.capacity).checked_sub(used)?;
         card.has_place(needs, 0, used).then_some(left)

@@ -110,10 +110,10 @@ impl State {
         }
     }
 
-    /// Returns the GPUs that clients use.
+    /// Returns the GPUs that clients use, or to which they may come from their sleep.
     pub(crate) fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
         let used = |gpu: &Gpu| gpu.ledger.entries().any(|(id, _)| self.client(id).is_some());
-        self.gpus().filter(|gpu| used(gpu)).map(|gpu| gpu.uuid).collect()
+        self.gpus().filter(|gpu| used(gpu)).map(|gpu| gpu.uuid).chain(self.named_by_sleepers()).collect()
     }
 
     /// Whether a client that could be measured has not been measured often enough for its contexts to count.

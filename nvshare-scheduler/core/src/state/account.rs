@@ -282,15 +282,14 @@ impl Account {
         self.beside[0].min(self.beside[1]).next_multiple_of(OVERHEAD_STEP)
     }
 
-    /// Returns the bytes that the client's contexts and modules need to come back to a GPU with so much
-    /// memory: as much as was measured at one of the last looks. A process that nobody has seen on the card is
-    /// assumed to need an eighth of the GPU: at least a GiB, which PyTorch takes, and at most [`MAX_OVERHEAD`] or half of
-    /// the GPU.
-    pub(crate) fn needs_to_return(&self, available: u64) -> u64 {
+    /// Returns the bytes that the client's contexts and modules need to come back: as much as was measured at one of the last looks. A
+    /// process that nobody has seen on the card is assumed to need an eighth of the GPU: at least a GiB, which PyTorch takes, and at
+    /// most [`MAX_OVERHEAD`] or half of the GPU.
+    pub(crate) fn needs_to_return(&self) -> u64 {
         let most = if self.is_measured() && self.is_listed {
             self.beside[0].max(self.beside[1])
         } else {
-            (available / 8).clamp(GIB, MAX_OVERHEAD).min(available / 2)
+            (self.usage.total / 8).clamp(GIB, MAX_OVERHEAD).min(self.usage.total / 2)
         };
         most.next_multiple_of(OVERHEAD_STEP)
     }

@@ -68,8 +68,8 @@ pub(crate) struct Gpu {
     /// Bytes of the capacity that nobody gets while a process comes back to the card.
     pub(crate) held_back: u64,
     pub(crate) source: CapacitySource,
-    /// It was measured, or nothing measures it.
-    pub(crate) is_look_answered: bool,
+    /// When the last look was asked for that NVML has answered, or that nothing answers.
+    pub(crate) looked_at: Option<Time>,
     /// How the quantum is chosen.
     pub(crate) rule: Rule,
     /// The quantum; with a rule that chooses it, the last one.
@@ -131,7 +131,7 @@ impl Gpu {
             capacity,
             held_back: 0,
             source,
-            is_look_answered: false,
+            looked_at: None,
             quantum: rule.initial_quantum(),
             rule,
             ledger: Ledger::default(),
@@ -163,7 +163,7 @@ impl Gpu {
     /// Returns the bytes that a process which is off the card needs here to come back. Where nobody measures,
     /// nothing that it has left is given away, and it needs nothing more.
     pub(crate) fn needs_to_return(&self, account: &Account) -> u64 {
-        if self.source == CapacitySource::Certain { account.needs_to_return(self.size.available) } else { 0 }
+        if self.source == CapacitySource::Certain { account.needs_to_return() } else { 0 }
     }
 
     /// Returns the bytes that a client lacks to have its whole demand resident.

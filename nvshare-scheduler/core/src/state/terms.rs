@@ -346,6 +346,11 @@ impl Jobs {
         }
     }
 
+    /// Whether an administrator, or its seat, limits a client's memory on a GPU.
+    pub(crate) fn has_memory_limit(&self, client: &Client, gpu: GpuUuid) -> bool {
+        self.given.get(&client.job).is_some_and(|given| given.memory(gpu).is_some_and(|limit| limit > 0))
+    }
+
     /// Returns the limits that an administrator, or its seat, sets for a client, where they are not those
     /// that the client says. `before` is what its seat set until now, in bytes; 0: nothing.
     pub(crate) fn limits_of(&self, client: &Client, before: u64) -> Vec<Amount> {

@@ -41,6 +41,7 @@ impl Books {
         let Some(client) = self.state().client(id) else { return false };
         match client.sleep {
             Sleep::Wanted { .. } if client.looks_elsewhere_at.is_some_and(|at| at <= self.state().now()) => {
+                self.change_client(id, |client| client.looks_elsewhere_at = None);
                 self.look_elsewhere(id);
             }
             Sleep::Wanted { .. } => {
@@ -63,7 +64,7 @@ impl Books {
         if !waits || !self.state().config().wake_elsewhere {
             return;
         }
-        let (looks, is_due) = (client.elsewhere.len(), client.looks_elsewhere_at.is_none_or(|at| at <= now));
+        let (looks, is_due) = (client.elsewhere.len(), client.looks_elsewhere_at.is_none());
         let place = self.state().place_elsewhere(client);
         self.count_work(looks as u64);
         if let Some(gpus) = place {
@@ -82,6 +83,7 @@ impl Books {
             client.sleep = Sleep::Sent { to, until };
             // One that does not follow is not sent again.
             client.elsewhere = Vec::new();
+            client.looks_elsewhere_at = None;
         });
         self.send(id, SchedulerMessage::Move { from, to });
         self.agenda_mut().follow_sleeper_at(until, id);

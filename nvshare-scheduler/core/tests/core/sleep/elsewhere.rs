@@ -14,6 +14,7 @@ fn crowded(config: Config) -> Cards {
     cards.sleeps(1);
     cards.table.runs(2);
     cards.table.say(2, ClientMessage::Usage(usage(12 * GIB, 0)));
+    sees(&mut cards, 1);
     cards
 }
 
@@ -110,6 +111,33 @@ fn a_sleeper_is_sent_nowhere_without_need_or_where_others_would_make_room() {
     sees(&mut cards, 1);
     cards.table.runs(3);
     cards.table.say(1, elsewhere([1]));
+    let sent = cards.table.say(1, ClientMessage::WakeWanted);
+    assert_eq!((sent_to(&sent), woken(&sent)), (vec![], vec![1]));
+    // Others keep their memory on it.
+    let mut cards = crowded(config(true));
+    let register = newcomer(Gate::Closed, Usage { absent: 0, ..on(1, 12 * GIB) });
+    let register = Register { memory: MemoryMode::Off, ..register };
+    let identity = Identity { process: Some(3), ..Identity::default() };
+    cards.table.happens(Event::Registered { client: 3, identity, register });
+    sees(&mut cards, 1);
+    cards.table.say(1, elsewhere([1]));
+    let sent = cards.table.say(1, ClientMessage::WakeWanted);
+    assert_eq!((sent_to(&sent), woken(&sent)), (vec![], vec![1]));
+    // It has a limit.
+    let mut cards = crowded(config(true));
+    cards.table.say(1, ClientMessage::Usage(Usage { limit: 10 * GIB, ..of_client_1(0) }));
+    cards.table.say(1, elsewhere([1]));
+    let sent = cards.table.say(1, ClientMessage::WakeWanted);
+    assert_eq!((sent_to(&sent), woken(&sent)), (vec![], vec![1]));
+    // Nobody has looked at the other GPU, or not for a while: others may have its memory.
+    let mut cards = crowded(config(true));
+    cards.table.say(1, elsewhere([2]));
+    assert!(cards.table.to_measure.contains(&gpu(2)) && cards.table.core.gpus_in_use().contains(&gpu(2)));
+    let sent = cards.table.say(1, ClientMessage::WakeWanted);
+    assert_eq!((sent_to(&sent), woken(&sent)), (vec![], vec![1]));
+    let mut cards = crowded(config(true));
+    cards.table.say(1, elsewhere([1]));
+    cards.table.now += 10_001;
     let sent = cards.table.say(1, ClientMessage::WakeWanted);
     assert_eq!((sent_to(&sent), woken(&sent)), (vec![], vec![1]));
     // Scheduling is off.
