@@ -9,6 +9,7 @@ mod device;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use nvshare_client::MoverOrder;
@@ -253,16 +254,15 @@ fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Ve
         let others: Vec<_> = others
             .iter()
             .map(|&device| {
-                let beside = std::thread::Builder::new().spawn_scoped(scope, move || one(device));
+                let beside = threads::spawn_scoped(scope, "nvshare-restore", move || one(device));
                 (device, beside)
             })
             .collect();
         let first = first.map(one);
-        let wait =
-            |(device, beside): (&'static Device, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
-                // If a thread cannot be started, this thread does the work.
-                beside.map_or_else(|_| one(device), |thread| thread.join().unwrap_or_default())
-            };
+        let wait = |(device, beside): (&'static Device, Option<ScopedJoinHandle<'_, _>>)| {
+            // If a thread cannot be started, this thread does the work.
+            beside.map_or_else(|| one(device), |thread| thread.join().unwrap_or_default())
+        };
         first.into_iter().chain(others.into_iter().map(wait)).collect()
     });
     if !restored.iter().any(|restored| restored.moved) {
@@ -342,7 +342,7 @@ fn evict_beside(room: Amount) -> bool {
             }
         }
     };
-    let begun = std::thread::Builder::new().name("nvshare-evict".to_owned()).spawn(work).is_ok();
+    let begun = threads::spawn("nvshare-evict", work);
     if begun {
         beside.push(Beside { gpu: room.gpu, orders: VecDeque::new() });
     }

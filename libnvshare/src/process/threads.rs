@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 thread_local! {
@@ -77,6 +78,21 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
         spawned.is_ok()
     }
+}
+
+/// Starts a thread of the library that may borrow, from another thread of the library, whose signals are blocked. `None`: it was not
+/// started.
+pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'scope,
+) -> Option<ScopedJoinHandle<'scope, T>> {
+    let body = move || {
+        OWN.set(true);
+        body()
+    };
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    if has_keys() { builder.spawn_scoped(scope, body).ok() } else { None }
 }
 
 /// Whether a thread of this process has ended. If the kernel does not say, it has not.

@@ -160,11 +160,12 @@ pub(crate) fn of_context(context: &Arc<Context>) -> Option<(Vec<Arc<Event>>, Blo
     (!before.is_empty() || !driver::can_record_context()).then_some((before, blocking))
 }
 
-/// The event behind the work that was on a stream when a capture began there. `None`: no capture began on this stream.
+/// The event behind the work that was on a stream when a capture began there; none, if the events of its context cover that work. `None`:
+/// no capture began on this stream, or the driver made no event.
 pub(crate) fn before(stream: StreamKey) -> Option<Vec<Arc<Event>>> {
     CAPTURES.read(|captures| {
         let began = captures.open.iter().find(|capture| capture.stream == stream)?;
-        Some(began.before.iter().cloned().collect())
+        (began.first || began.before.is_some()).then(|| began.before.iter().cloned().collect())
     })
 }
 
@@ -315,7 +316,7 @@ mod tests {
         assert!(hold_off(&context).is_none() && hold_off_beside().is_some());
         // Without a driver its context is not known, so it may be in this one; and no event covers earlier work.
         assert_eq!(blocking(), Some(Blocking::Later));
-        assert!(before(key(0x100_0100)).is_some() && before(key(0x100_0200)).is_none());
+        assert!(before(key(0x100_0100)).is_none() && before(key(0x100_0200)).is_none());
         spread(CUstream(0x100_0100 as *mut _), || {
             assert!(hold_off_beside().is_none(), "a stream is about to join");
             CUresult::SUCCESS

@@ -9,6 +9,7 @@ use nvshare_proto::HostSegment;
 use super::{GRANULE, supply};
 use crate::driver;
 use crate::driver::types::CUresult;
+use crate::process::threads;
 use crate::work::contexts::Context;
 use crate::work::life::Gone;
 
@@ -197,7 +198,7 @@ impl Segment {
                     }
                 };
                 // If a thread cannot be started, the driver does it.
-                let _ = std::thread::Builder::new().name("nvshare-host".to_owned()).spawn_scoped(scope, work);
+                let _ = threads::spawn_scoped(scope, "nvshare-host", work);
             }
         });
     }
