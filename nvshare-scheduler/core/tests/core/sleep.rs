@@ -71,6 +71,15 @@ impl Cards {
         (said, self.table.sent())
     }
 
+    /// A client with the lock and all of its 4 GiB on the card does nothing any more, and is ordered to sleep. Returns all that was sent.
+    fn order_from_the_card(&mut self, client: u64) -> Sent {
+        let epoch = self.table.runs(client);
+        self.table.say(client, ClientMessage::Usage(usage(4 * GIB, 0)));
+        self.table.say(client, ClientMessage::Idle { epoch });
+        self.order(client).unwrap();
+        self.table.sent()
+    }
+
     /// An idle client goes to sleep; returns all that was sent.
     fn sleeps(&mut self, client: u64) -> Sent {
         self.order(client).unwrap();
@@ -317,10 +326,7 @@ fn work_ends_the_order_to_sleep() {
 #[test]
 fn a_client_whose_memory_stays_on_the_card_does_not_go() {
     let mut cards = Cards::with(&[(1, 4, 1)]);
-    let epoch = cards.table.runs(1);
-    cards.table.say(1, ClientMessage::Usage(usage(4 * GIB, 0)));
-    cards.table.say(1, ClientMessage::Idle { epoch });
-    cards.order(1).unwrap();
+    cards.order_from_the_card(1);
     cards.table.say(1, ClientMessage::Evicted { gpu: gpu(0), short: 4 * GIB });
     cards.measure();
     assert!(!told_to_sleep(&cards.measure()));

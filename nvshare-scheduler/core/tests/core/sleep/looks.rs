@@ -27,11 +27,7 @@ fn a_client_that_comes_and_goes_as_it_likes_keeps_no_sleeper_off_the_card() {
 #[test]
 fn a_look_that_was_asked_for_before_memory_has_left_says_nothing_of_its_client() {
     let mut cards = Cards::with(&[(1, 4, 1)]);
-    let epoch = cards.table.runs(1);
-    cards.table.say(1, ClientMessage::Usage(usage(4 * GIB, 0)));
-    cards.table.say(1, ClientMessage::Idle { epoch });
-    cards.order(1).unwrap();
-    let sent = cards.table.sent();
+    let sent = cards.order_from_the_card(1);
     let asked_at = MS(cards.table.now);
     cards.table.now += 500;
     cards.table.say(1, ClientMessage::Usage(usage(4 * GIB, 4 * GIB)));
@@ -49,11 +45,7 @@ fn a_look_that_was_asked_for_before_memory_has_left_says_nothing_of_its_client()
 #[test]
 fn an_answer_to_no_order_makes_no_wait_for_a_look_longer() {
     let mut cards = Cards::with(&[(1, 4, 1)]);
-    let epoch = cards.table.runs(1);
-    cards.table.say(1, ClientMessage::Usage(usage(4 * GIB, 0)));
-    cards.table.say(1, ClientMessage::Idle { epoch });
-    cards.order(1).unwrap();
-    let sent = cards.table.sent();
+    let sent = cards.order_from_the_card(1);
     cards.table.say(1, ClientMessage::Usage(usage(4 * GIB, 4 * GIB)));
     cards.table.give_back(sent);
     for _ in 0..11 {

@@ -208,11 +208,7 @@ fn what_does_not_move_is_given_once_as_well() {
 #[test]
 fn an_eviction_that_lasts_is_waited_for() {
     let mut cards = Cards::with(&[(1, 4, 1)]);
-    let epoch = cards.table.runs(1);
-    cards.table.say(1, ClientMessage::Usage(usage(4 * GIB, 0)));
-    cards.table.say(1, ClientMessage::Idle { epoch });
-    cards.order(1).unwrap();
-    let sent = cards.table.sent();
+    let sent = cards.order_from_the_card(1);
     for _ in 0..15 {
         cards.table.say(1, ClientMessage::Room(Amount { gpu: gpu(0), bytes: GIB / 8 }));
         assert!(!told_to_sleep(&cards.measure()));
