@@ -126,9 +126,9 @@ impl Books {
     /// A client that is off the card can come back to these GPUs as well.
     pub(crate) fn on_elsewhere(&mut self, id: ClientId, mut gpus: Vec<GpuUuid>) {
         gpus.truncate(MAX_ELSEWHERE);
-        let Some(client) = self.state().client(id).filter(|client| client.sleep.is_off_card()) else {
-            return;
-        };
+        let client = self.state().client(id).filter(|client| client.sleep.is_off_card() && !gpus.is_empty());
+        let Some(client) = client else { return };
+        // Once in each sleep.
         if client.elsewhere.is_empty() && self.state().config().wake_elsewhere {
             // The next look at all GPUs may be seconds away.
             gpus.iter().for_each(|&gpu| self.report_mut().measure(gpu));

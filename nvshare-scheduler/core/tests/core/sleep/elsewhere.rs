@@ -184,9 +184,12 @@ fn looks_for_another_gpu_do_not_add_up() {
     cards.table.runs(3);
     assert_eq!(woken(&cards.wake(4).1), [4]);
     cards.table.say(1, ClientMessage::WakeWanted);
+    cards.table.to_measure.clear();
     for _ in 0..1000 {
         cards.table.say(1, elsewhere([0, 1]));
+        cards.table.say(1, elsewhere([]));
     }
+    assert_eq!(cards.table.to_measure.len(), 2, "NVML is asked once");
     cards.table.now += 5_000;
     cards.table.happens(Event::Deadline);
     assert!(cards.table.core.steps() < 100, "{}", cards.table.core.steps());
