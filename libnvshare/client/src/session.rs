@@ -107,7 +107,7 @@ pub trait Host {
     /// [`MAX_ELSEWHERE`](nvshare_proto::MAX_ELSEWHERE).
     fn elsewhere(&self) -> Vec<GpuUuid>;
     /// Lets these two GPUs change places: the process, which is off its card, comes back to the other one.
-    fn exchange(&mut self, gpus: [GpuUuid; 2]);
+    fn change_places(&mut self, gpus: [GpuUuid; 2]);
     /// The numbers of memory that the process shares now.
     fn shares(&self) -> Vec<u64>;
     /// Submissions that passed the gate since the start.
@@ -283,7 +283,7 @@ impl Session {
                     host.say(ClientMessage::Elsewhere { gpus: elsewhere });
                 }
             }
-            Action::Exchange { gpus } => host.exchange(gpus),
+            Action::ChangePlaces { gpus } => host.change_places(gpus),
             Action::Report => tell_everything(host),
             Action::Close => close(host),
             Action::Begin { anyway } => self.begin(host, anyway, now),

@@ -106,7 +106,7 @@ pub(crate) fn uuids() -> Vec<GpuUuid> {
 }
 
 /// Lets two GPUs change places: each device is the other GPU from now on. The process is off its cards.
-pub(crate) fn exchange([from, to]: [GpuUuid; 2]) {
+pub(crate) fn change_places([from, to]: [GpuUuid; 2]) {
     let [Some(one), Some(other)] = [from, to].map(by_uuid) else { return };
     one.update_for_all(|account| account.set_gpu(to));
     other.update_for_all(|account| account.set_gpu(from));

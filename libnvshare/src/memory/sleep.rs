@@ -275,7 +275,7 @@ pub(super) fn come_back() -> Done {
         && let Some(_way) = lifecycle::hold_off_exit_on_the_way()
     {
         let left = lock(&LEFT).clone();
-        let pairs = to_exchange(&left, &devices::uuids());
+        let pairs = restore_pairs(&left, &devices::uuids());
         match several_times(|| driver::restore_process(&pairs)) {
             Ok(()) => {
                 let stacks = std::mem::replace(&mut *lock(&STACKS), Stacks::none());
@@ -319,7 +319,7 @@ pub(crate) fn elsewhere() -> Vec<GpuUuid> {
 }
 
 /// For each device the GPU that it was and the one that it is; nothing, if each is what it was.
-fn to_exchange(left: &[GpuUuid], now: &[GpuUuid]) -> Vec<[GpuUuid; 2]> {
+fn restore_pairs(left: &[GpuUuid], now: &[GpuUuid]) -> Vec<[GpuUuid; 2]> {
     if left == now {
         return Vec::new();
     }
@@ -329,7 +329,7 @@ fn to_exchange(left: &[GpuUuid], now: &[GpuUuid]) -> Vec<[GpuUuid; 2]> {
 /// Lets the devices be the GPUs again that the process has left.
 fn return_to(left: &[GpuUuid]) {
     for (device, &gpu) in devices::all().zip(left) {
-        devices::exchange([device.uuid(), gpu]);
+        devices::change_places([device.uuid(), gpu]);
     }
 }
 
@@ -354,8 +354,8 @@ mod tests {
     #[test]
     fn the_driver_is_told_of_each_device_if_any_is_another_gpu() {
         let [a, b, c] = [1, 2, 3].map(|number| GpuUuid([number; 16]));
-        assert_eq!(to_exchange(&[a, b, c], &[a, b, c]), Vec::<[GpuUuid; 2]>::new());
-        assert_eq!(to_exchange(&[a, b, c], &[b, a, c]), [[a, b], [b, a], [c, c]]);
+        assert_eq!(restore_pairs(&[a, b, c], &[a, b, c]), Vec::<[GpuUuid; 2]>::new());
+        assert_eq!(restore_pairs(&[a, b, c], &[b, a, c]), [[a, b], [b, a], [c, c]]);
     }
 
     #[test]

@@ -502,9 +502,9 @@ impl Host for Library {
         sleep::elsewhere()
     }
 
-    fn exchange(&mut self, gpus: [GpuUuid; 2]) {
+    fn change_places(&mut self, gpus: [GpuUuid; 2]) {
         log::info(format_args!("the process is to come back to {} instead of {}", gpus[1], gpus[0]));
-        devices::exchange(gpus);
+        devices::change_places(gpus);
     }
 
     fn shares(&self) -> Vec<u64> {

@@ -252,7 +252,7 @@ pub(crate) fn restore(process: &Process, pid: i32, pairs: &[[Uuid; 2]]) -> Resul
     if process.tables().pools.values().any(|pool| pool.managed) {
         return Err(OPERATING_SYSTEM);
     }
-    let cards = if pairs.is_empty() { None } else { Some(process.world.exchanged(pairs)?) };
+    let cards = if pairs.is_empty() { None } else { Some(process.world.places_by(pairs)?) };
     let mut saved = std::mem::take(&mut state.saved);
     if let Some(cards) = cards
         && change_cards(process, &mut saved, cards).is_none()

@@ -152,7 +152,7 @@ pub enum Action {
     /// Connect and register again: the scheduler's idea of the gate, or of the process's GPUs, is wrong.
     Reconnect,
     /// Let these two GPUs change places: the process, which is off its card, comes back to the other one.
-    Exchange {
+    ChangePlaces {
         /// The GPUs.
         gpus: [GpuUuid; 2],
     },

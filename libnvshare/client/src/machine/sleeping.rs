@@ -83,7 +83,7 @@ impl Machine {
             (_, M::Sleep) => self.fall_asleep(),
             (_, M::Wake) => self.come_back(),
             (Stage::Asleep, M::Move { from, to }) => {
-                self.act(Action::Exchange { gpus: [from, to] });
+                self.act(Action::ChangePlaces { gpus: [from, to] });
                 self.register_anew(now);
             }
             (Stage::Awake, message) => return Some(message),

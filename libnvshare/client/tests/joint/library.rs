@@ -249,7 +249,7 @@ impl Host for Library {
         Vec::new()
     }
 
-    fn exchange(&mut self, gpus: [GpuUuid; 2]) {
+    fn change_places(&mut self, gpus: [GpuUuid; 2]) {
         unreachable!("nobody sleeps here, to be sent from or to {gpus:?}")
     }
 

@@ -53,7 +53,7 @@ impl World {
     }
 
     /// The cards behind the numbers of this process, if those that it sees change places like this.
-    pub(crate) fn exchanged(&self, pairs: &[[Uuid; 2]]) -> Result<Cards, Failure> {
+    pub(crate) fn places_by(&self, pairs: &[[Uuid; 2]]) -> Result<Cards, Failure> {
         let seen = &self.config.visible;
         let number = |uuid: &Uuid| seen.iter().copied().find(|&gpu| self.uuid(gpu) == *uuid);
         let mut cards: Cards = std::array::from_fn(|gpu| self.card(gpu));

@@ -191,7 +191,7 @@ const MOVE: SchedulerMessage = SchedulerMessage::Move { from: FIRST, to: OTHER }
 fn one_that_is_sent_to_another_gpu_registers_anew_and_comes_back_there() {
     let mut client = asleep();
     client.feed(Input::CallsWaiting);
-    assert_eq!(client.hear(MOVE), [Action::Exchange { gpus: [FIRST, OTHER] }, Action::Reconnect]);
+    assert_eq!(client.hear(MOVE), [Action::ChangePlaces { gpus: [FIRST, OTHER] }, Action::Reconnect]);
     client.feed(Input::Registering);
     let registered = SchedulerMessage::Registered { client: 2, hold: InitialState::Parked };
     assert_eq!(client.hear(registered), [said(ClientMessage::Asleep), said(ClientMessage::WakeWanted)]);
