@@ -70,6 +70,7 @@ int main(int argc, char **argv) {
     EXPECT(FN(cuMemAlloc_v2)(&(uint64_t){0}, 1) == 2);
     CHECK(FN(cuMemFreeAsync)(a, stream));
     EXPECT(free_bytes() == 0);
+    CHECK(FN(cuStreamSynchronize)(stream));
     CHECK(FN(cuMemPoolTrimTo)(pool, 0ul));
     EXPECT(free_bytes() == 34 * MIB);
     CHECK(FN(cuMemFree_v2)(b));

@@ -422,6 +422,36 @@ static void pools_of_the_program(void) {
     EXPECT(is == 1);
 }
 
+/* A pool keeps what was freed to it until somebody synchronizes with that stream, an event on it or the context. Queries do not
+   count, and trimming gives nothing back before. */
+static void pools_keep_what_nobody_has_synchronized_with(void) {
+    void *pool;
+    begin();
+    void *other = new_stream(NON_BLOCKING), *event = new_event();
+    size_t before = free_bytes();
+    CHECK(FN(cuDeviceGetDefaultMemPool)(&pool, 0));
+    for (int way = 0; way < 3; way++) {
+        uint64_t memory;
+        CHECK(FN(cuMemAllocAsync)(&memory, 4 * MIB, stream_));
+        CHECK(FN(cuMemsetD32Async)(memory, 1, MIB, stream_));
+        CHECK(FN(cuEventRecord)(event, stream_));
+        CHECK(FN(cuMemFreeAsync)(memory, stream_));
+        while (FN(cuStreamQuery)(stream_) == NOT_READY) usleep(200);
+        CHECK(FN(cuEventSynchronize)(event));
+        CHECK(FN(cuStreamSynchronize)(other));
+        CHECK(FN(cuCtxRecordEvent)(context, event));
+        CHECK(FN(cuEventSynchronize)(event));
+        CHECK(FN(cuMemPoolTrimTo)(pool, 0ul));
+        EXPECT(free_bytes() == before - 4 * MIB);
+        switch (way) {
+        case 0: CHECK(FN(cuStreamSynchronize)(stream_)); break;
+        case 1: CHECK(FN(cuEventRecord)(event, stream_)); CHECK(FN(cuEventSynchronize)(event)); break;
+        case 2: CHECK(FN(cuCtxSynchronize)()); break;
+        }
+        EXPECT(free_bytes() == before);
+    }
+}
+
 /* Mapped memory is the memory of the handle. */
 static const int ON_CARD[16] = {1, 0, 1, 0};
 static const int READ_WRITE[3] = {1, 0, 3}, NO_ACCESS[3] = {1, 0, 0};
@@ -582,5 +612,5 @@ static void shared_memory(void) {
 }
 
 RULES(RULE(fills), RULE(calls_that_return_before_they_are_done), RULE(copies), RULE(memory_in_stream_order), RULE(words_that_streams_wait_for), RULE(page_locked_memory), RULE(copies_of_page_locked_memory),
-      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(copies_between_cards), RULE(peers), RULE(pools_of_the_program), RULE(mapped_memory), RULE(shared_memory),
+      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(copies_between_cards), RULE(peers), RULE(pools_of_the_program), RULE(pools_keep_what_nobody_has_synchronized_with), RULE(mapped_memory), RULE(shared_memory),
       RULE(unmapped_memory_stops))

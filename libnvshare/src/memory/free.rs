@@ -110,10 +110,10 @@ pub(super) fn has_late_ends() -> bool {
     has_late_frees() || imports::are_any_closed()
 }
 
-/// Notes that the memory of an allocation, which is off the list, has ended by a free. A pool may have kept it.
+/// Notes that the memory of an allocation, which is off the list, has ended by a free. A pool keeps it.
 fn ended(allocation: &Allocation) {
     match devices::get(allocation.device) {
-        Some(device) if allocation.kind.is_pools() && driver_reserve::is_kept_by_pools() => {
+        Some(device) if allocation.kind.is_pools() => {
             driver_reserve::note_freed(device, allocation, allocation.residency().free());
         }
         _ => forget(allocation),

@@ -23,7 +23,7 @@ use crate::process::lock::lock;
 use crate::process::threads::{self, Pace};
 use crate::process::{counters, lifecycle, log, phases};
 use crate::work::drain::Drain;
-use crate::work::gate;
+use crate::work::{contexts, gate};
 
 /// Longest wait of an eviction for allocations and frees that are under way: the driver's call may be behind work of the program.
 const CHANGE_IS_LATE: Duration = Duration::from_secs(5);
@@ -171,11 +171,12 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     // Before the lock is given back: what was freed is room for the next program, and the driver's free waits for work.
     deferred_free::free_all_due();
     free::finish_late_frees();
+    driver_reserve::see_frees(contexts::all().into_iter(), |work| wait_for(work, &cancelled, pause_of_drain));
     if let Some(_call) = lifecycle::hold_off_exit() {
         devices::used().for_each(driver_reserve::refresh);
     }
     log::debug(format_args!("drained in {:.1} ms", took.as_secs_f64() * 1e3));
-    true
+    !cancelled()
 }
 
 /// The pause between two looks of a drain that has waited this long. The next program waits for its end.

@@ -33,6 +33,8 @@ pub(crate) struct Context {
     failure: AtomicI32,
     /// A thread of the library waits for all its work.
     waited_for: AtomicBool,
+    /// Memory was freed to a pool, and nobody may have synchronized with the context since.
+    has_unseen_frees: AtomicBool,
 }
 
 /// The one wait for all work of a context that is under way.
@@ -141,6 +143,21 @@ impl Context {
     /// Begins the wait for all its work. `None`: an earlier one is not over, as the driver's call cannot be given up.
     pub(crate) fn begin_wait(self: &Arc<Self>) -> Option<Wait> {
         (!self.waited_for.swap(true, Ordering::SeqCst)).then(|| Wait(Arc::clone(self)))
+    }
+
+    /// Notes that memory of a pool was freed, and that nobody may have synchronized with the context since.
+    pub(crate) fn note_unseen_frees(&self) {
+        self.has_unseen_frees.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether this is noted.
+    pub(crate) fn has_unseen_frees(&self) -> bool {
+        self.has_unseen_frees.load(Ordering::SeqCst)
+    }
+
+    /// Whether this was noted. It is no longer.
+    pub(crate) fn take_unseen_frees(&self) -> bool {
+        self.has_unseen_frees.swap(false, Ordering::SeqCst)
     }
 
     /// Notes that `cuCtxAttach` succeeded.
@@ -276,6 +293,7 @@ pub(crate) fn learn(handle: CUcontext, device: CUdevice) -> Arc<Context> {
         primary: OnceLock::new(),
         failure: AtomicI32::new(0),
         waited_for: AtomicBool::new(false),
+        has_unseen_frees: AtomicBool::new(false),
     });
     // A context that is just ending under this handle is another context.
     contexts.retain(|known| known.handle != handle);

@@ -67,12 +67,30 @@ impl Drain {
     /// Begins a drain of all work that was submitted so far. The gate has to be closed with no thread inside; otherwise the
     /// drain may miss work that is being submitted now.
     pub(crate) fn begin() -> Self {
-        Self { targets: contexts::all().into_iter().map(Target::Context).collect() }
+        Self::of_contexts(contexts::all().into_iter())
     }
 
     /// All work on one device that was submitted so far.
     pub(crate) fn of(device: CUdevice) -> Self {
-        Self { targets: contexts::of_device(device).map(Target::Context).collect() }
+        Self::of_contexts(contexts::of_device(device))
+    }
+
+    /// All work in some contexts that was submitted so far.
+    pub(crate) fn of_contexts(contexts: impl Iterator<Item = Arc<Context>>) -> Self {
+        Self { targets: contexts.map(Target::Context).collect() }
+    }
+
+    /// Begins to synchronize with contexts, for what the driver does at no query. Threads of their own wait, so it can be given
+    /// up like any drain. `None`: a capture may be open in one of them.
+    pub(crate) fn synchronize(contexts: &[Arc<Context>]) -> Option<Self> {
+        if contexts.iter().any(captures::may_be_in) {
+            return None;
+        }
+        let begin = |context| match wait_for_context(context) {
+            Looked::Became(waits) => waits,
+            _ => Vec::new(),
+        };
+        Some(Self { targets: contexts.iter().flat_map(begin).collect() })
     }
 
     /// Looks at the targets, and drops the complete ones. Returns how many are left.

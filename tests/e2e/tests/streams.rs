@@ -14,6 +14,7 @@ nvshare_harness::with_both_memories! {
     memory_of_a_pool_is_not_brought_behind_a_host_function
     memory_freed_in_stream_order_holds_no_allocation_up
     rows_of_a_new_width_wait_for_no_work
+    memory_freed_to_a_pool_is_room_for_the_next_program
     what_was_freed_in_stream_order_is_allocated_again_beside_work
     attributes_of_memory_end_with_its_free
     an_allocation_that_can_never_be_is_refused_beside_frees
@@ -91,6 +92,28 @@ fn rows_of_a_new_width_wait_for_no_work(memory: &str) {
 
 fn memory_freed_in_stream_order_holds_no_allocation_up(memory: &str) {
     in_turns(memory, "frees_later", &[], 5);
+}
+
+fn memory_freed_to_a_pool_is_room_for_the_next_program(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let guest = Program::guest(&world, "leaves_pool_memory", &[]).waits_for_go().start();
+    wait_until("it has freed its memory", || {
+        assert!(guest.lives(), "{}", guest.log());
+        guest.out() == "freed\n"
+    });
+    let other =
+        Program::workload(&world, "other", "--memory 768MiB --block 64MiB --steps 3").start().finish();
+    other.intact();
+    assert!(
+        !other.log.contains("less memory for this program than the scheduler has given"),
+        "{}",
+        other.log
+    );
+    let (moved, _) = world.observe();
+    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+    std::fs::write(world.dir().join("go"), "").expect("a file");
+    guest.finish().passed();
 }
 
 fn what_was_freed_in_stream_order_is_allocated_again_beside_work(memory: &str) {

@@ -278,25 +278,25 @@ impl Tables {
             return Ok(Mark::Captured(capture.id, tips.unwrap_or_default()));
         }
         self.legacy_is_free(stream)?;
-        Ok(Mark::Points(vec![self.mark(stream)]))
+        Ok(Mark::Stream(self.mark(stream)))
     }
 
     /// A stream waits for an event; this is how a capture spreads.
     pub(crate) fn wait_event(&mut self, stream: &Arc<Stream>, mark: Mark) -> Result<(), Failure> {
-        match mark {
+        match &mark {
             Mark::Nothing => self
                 .capture_of(stream)
                 .map_or(Ok(()), |capture| if capture.broken { Err(CAPTURE_INVALIDATED) } else { Ok(()) }),
-            Mark::Points(points) => {
+            Mark::Stream(_) | Mark::Context(_) => {
                 if let Some(capture) = self.capture_of(stream) {
                     capture.broken = true;
                     return Err(CAPTURE_ISOLATION);
                 }
                 self.legacy_is_free(stream)?;
-                self.enqueue(stream, None, points);
+                self.enqueue(stream, None, mark.points());
                 Ok(())
             }
-            Mark::Captured(id, tips) => self.join(stream, id, &tips),
+            Mark::Captured(id, tips) => self.join(stream, *id, tips),
         }
     }
 
@@ -330,7 +330,7 @@ impl Tables {
             return Err(CAPTURED_EVENT);
         }
         self.unsafe_call()?;
-        Ok(if let Mark::Points(points) = mark { points.clone() } else { Vec::new() })
+        Ok(mark.points())
     }
 
     pub(crate) fn begin_capture(&mut self, stream: &Arc<Stream>, mode: i32) -> Result<(), Failure> {
@@ -397,6 +397,7 @@ impl Process {
         let points = tables.ends(|stream| stream.context == id || stream.family == id);
         drop(tables);
         points.iter().for_each(Point::wait);
+        self.see_frees_in(id);
         self.sticky()
     }
 }

@@ -70,9 +70,10 @@ impl Process {
         let Some(context) = tables.primary.get(&gpu).and_then(|primary| primary.context.as_ref()) else {
             return Ok(());
         };
-        let points = tables.ends(|stream| context.sees(stream));
+        let (id, points) = (context.id, tables.ends(|stream| context.sees(stream)));
         drop(tables);
         points.iter().for_each(Point::wait);
+        self.see_frees_in(id);
         let mut tables = self.tables();
         let Some(context) = tables.primary.get_mut(&gpu).and_then(|primary| primary.context.take()) else {
             return Ok(());
@@ -135,6 +136,7 @@ impl Process {
         let points = tables.ends(|stream| stream.context == id);
         drop(tables);
         points.iter().for_each(Point::wait);
+        self.see_frees_in(id);
         self.end_own(handle)?;
         if process::bound().is_some_and(|bound| bound.context == id) {
             process::pop();

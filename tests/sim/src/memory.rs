@@ -290,7 +290,8 @@ impl Process {
         }
         self.world.config().wait_while_held(Held::Allocations);
         let count = size.div_ceil(BLOCK) as usize;
-        let blocks = self.world.allocate(gpu, count, sort).ok_or(OUT_OF_MEMORY)?;
+        let allocate = || self.world.allocate(gpu, count, sort);
+        let blocks = allocate().or_else(|| self.take_all_kept(gpu).then(allocate)?).ok_or(OUT_OF_MEMORY)?;
         let mut tables = self.tables();
         let again = tables.addresses.get_mut(&count).and_then(Vec::pop);
         let base = again.unwrap_or_else(|| self.reserve(count as u64 * BLOCK));

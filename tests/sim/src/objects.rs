@@ -98,9 +98,21 @@ impl Stream {
 #[derive(Debug, Clone)]
 pub(crate) enum Mark {
     Nothing,
-    Points(Vec<Point>),
+    Stream(Point),
+    /// The ends of all streams of a context.
+    Context(Vec<Point>),
     /// In a capture: its number, and the nodes that the event is behind.
     Captured(u64, Vec<usize>),
+}
+
+impl Mark {
+    pub(crate) fn points(&self) -> Vec<Point> {
+        match self {
+            Self::Stream(point) => vec![point.clone()],
+            Self::Context(points) => points.clone(),
+            Self::Nothing | Self::Captured(..) => Vec::new(),
+        }
+    }
 }
 
 #[derive(Debug)]

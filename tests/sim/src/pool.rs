@@ -39,6 +39,22 @@ pub(crate) struct Pool {
     pub(crate) threshold: u64,
 }
 
+/// Memory that is freed and kept.
+#[derive(Debug)]
+struct Kept {
+    pool: usize,
+    allocation: Arc<Allocation>,
+    /// The free that nobody has synchronized with so far.
+    unseen: Option<Free>,
+}
+
+/// A free that a stream has come to.
+#[derive(Debug, Clone)]
+pub(crate) struct Free {
+    stream: Arc<Stream>,
+    point: Point,
+}
+
 /// The memory that pools have handed out, and that they keep.
 #[derive(Debug, Default)]
 pub(crate) struct Ordered {
@@ -46,8 +62,10 @@ pub(crate) struct Ordered {
     used: HashMap<u64, usize>,
     /// Memory that waits for its stream to free it, by base.
     freed: HashMap<u64, Freed>,
-    /// Memory that is freed and kept, with its pool.
-    idle: Vec<(usize, Arc<Allocation>)>,
+    /// Memory that is freed and kept: a pool with a threshold keeps it until it is trimmed. Any pool keeps it, trimmed or not,
+    /// until somebody synchronizes with the stream that freed it, with an event behind the free, or with the context. Queries
+    /// change nothing (measured).
+    idle: Vec<Kept>,
     /// The default pool and the current one of each card.
     default: HashMap<usize, usize>,
     current: HashMap<usize, usize>,
@@ -76,7 +94,14 @@ impl Ordered {
 
     /// Memory that is freed and kept.
     pub(crate) fn idle(&self) -> impl Iterator<Item = &Arc<Allocation>> {
-        self.idle.iter().map(|(_, allocation)| allocation)
+        self.idle.iter().map(|kept| &kept.allocation)
+    }
+
+    /// Takes memory that is freed and kept out of the pools.
+    fn take_kept(&mut self, is_taken: impl Fn(&Kept) -> bool) -> Vec<Kept> {
+        let (gone, left) = std::mem::take(&mut self.idle).into_iter().partition(is_taken);
+        self.idle = left;
+        gone
     }
 
     /// Whether a graph will have memory at an address when it runs.
@@ -148,9 +173,9 @@ impl Process {
             tables.pool.freed.remove(&base);
             return Ok(base);
         }
-        let again = tables.pool.idle.iter().position(|(of, a)| *of == pool && fits(a));
+        let again = tables.pool.idle.iter().position(|kept| kept.pool == pool && fits(&kept.allocation));
         if let Some(again) = again {
-            let (_, allocation) = tables.pool.idle.swap_remove(again);
+            let Kept { allocation, .. } = tables.pool.idle.swap_remove(again);
             let base = allocation.base;
             tables.memory.insert(base, allocation);
             tables.pool.used.insert(base, pool);
@@ -182,7 +207,7 @@ impl Process {
             let is_known = tables.memory.contains_key(&base) && !tables.pool.graphs.contains_key(&base);
             let work: Work = Arc::new(move || {
                 if is_known {
-                    let _ = self.end_ordered(base);
+                    let _ = self.end_ordered(base, None);
                 }
             });
             let captured = tables.capture_node(stream, Kind::Memory, Some(&work), None)?;
@@ -196,18 +221,20 @@ impl Process {
             return Err(INVALID_VALUE);
         }
         tables.legacy_is_free(stream)?;
-        if tables.mark(stream).is_reached() {
+        let point = tables.mark(stream);
+        if point.is_reached() {
             // Nothing is queued before the free.
             drop(tables);
-            return self.end_ordered(base);
+            return self.end_ordered(base, Some(Free { stream: Arc::clone(stream), point }));
         }
-        let id = unique();
+        let (id, on) = (unique(), Arc::clone(stream));
         let work: Work = Arc::new(move || {
             let mut tables = self.tables();
-            if tables.pool.freed.get(&base).is_some_and(|freed| freed.id == id) {
-                tables.pool.freed.remove(&base);
+            if tables.pool.freed.get(&base).is_some_and(|freed| freed.id == id)
+                && let Some(Freed { point, .. }) = tables.pool.freed.remove(&base)
+            {
                 drop(tables);
-                let _ = self.end_ordered(base);
+                let _ = self.end_ordered(base, Some(Free { stream: Arc::clone(&on), point }));
             }
         });
         // The work looks for the free under the lock that is held.
@@ -216,16 +243,17 @@ impl Process {
         Ok(())
     }
 
-    /// Frees memory of any kind that no work uses any more.
-    pub(crate) fn end_ordered(&self, base: u64) -> Result<(), Failure> {
+    /// Frees memory of any kind that no work uses any more, by a free in the order of a stream, or otherwise.
+    pub(crate) fn end_ordered(&self, base: u64, unseen: Option<Free>) -> Result<(), Failure> {
         let mut tables = self.tables();
         let allocation = tables.memory.remove(&base).ok_or(INVALID_VALUE)?;
         let pool = tables.pool.used.remove(&base);
         // A pool that was destroyed keeps nothing.
-        if let Some(pool) =
-            pool.filter(|pool| tables.pools.find_value(*pool).is_some_and(|p| p.threshold > 0))
-        {
-            tables.pool.idle.push((pool, allocation));
+        let keeps = |pool: &usize| {
+            tables.pools.find_value(*pool).is_some_and(|pool| unseen.is_some() || pool.threshold > 0)
+        };
+        if let Some(pool) = pool.filter(keeps) {
+            tables.pool.idle.push(Kept { pool, allocation, unseen });
             return Ok(());
         }
         let of_graph = tables.pool.graphs.contains_key(&base);
@@ -238,6 +266,30 @@ impl Process {
             self.give_back(&allocation);
         }
         Ok(())
+    }
+
+    /// Somebody has synchronized with all work up to these points.
+    pub(crate) fn see_frees(&self, points: &[Point]) {
+        self.see_frees_of(|free| points.iter().any(|point| point.covers(&free.point)));
+    }
+
+    /// Somebody has synchronized with these frees, of which a pool without a threshold keeps nothing.
+    fn see_frees_of(&self, are: impl Fn(&Free) -> bool) {
+        let mut tables = self.tables();
+        for kept in &mut tables.pool.idle {
+            kept.unseen.take_if(|free| are(free));
+        }
+        let Tables { pool, pools, .. } = &mut *tables;
+        let keeps = |pool: usize| pools.find_value(pool).is_some_and(|pool| pool.threshold > 0);
+        let gone = pool.take_kept(|kept| kept.unseen.is_none() && !keeps(kept.pool));
+        drop(tables);
+        self.give_kept_back(&gone);
+    }
+
+    /// Somebody has synchronized with a context, or ended it.
+    pub(crate) fn see_frees_in(&self, context: u64) {
+        let is_in = |free: &Free| free.stream.context == context || free.stream.family == context;
+        self.see_frees_of(|free| is_in(free) && free.point.is_reached());
     }
 
     /// Whether an allocation belongs to a pool.
@@ -255,14 +307,14 @@ impl Process {
         let points = tables.ends(|_| true);
         drop(tables);
         points.iter().for_each(Point::wait);
-        self.end_ordered(base)
+        self.end_ordered(base, None)
     }
 
     /// Bytes that a pool has handed out, and bytes that it keeps.
     pub(crate) fn pool_bytes(&self, pool: usize) -> (u64, u64) {
         let tables = self.tables();
-        let idle = tables.pool.idle.iter().filter(|(of, _)| *of == pool);
-        let (mut used, mut kept) = (0, idle.map(|(_, a)| a.bytes()).sum());
+        let idle = tables.pool.idle.iter().filter(|kept| kept.pool == pool);
+        let (mut used, mut kept) = (0, idle.map(|kept| kept.allocation.bytes()).sum());
         for (base, _) in tables.pool.used.iter().filter(|(_, of)| **of == pool) {
             let bytes = tables.memory.get(base).map_or(0, |a| a.bytes());
             // Freed memory is not used any more, and still there.
@@ -272,12 +324,19 @@ impl Process {
     }
 
     pub(crate) fn trim_pool(&self, pool: usize) {
-        let mut tables = self.tables();
-        let (gone, left) = std::mem::take(&mut tables.pool.idle).into_iter().partition(|(of, _)| *of == pool);
-        tables.pool.idle = left;
-        drop(tables);
-        let gone: Vec<(usize, Arc<Allocation>)> = gone;
-        gone.iter().for_each(|(_, allocation)| self.give_back(allocation));
+        let gone = self.tables().pool.take_kept(|kept| kept.pool == pool && kept.unseen.is_none());
+        self.give_kept_back(&gone);
+    }
+
+    fn give_kept_back(&self, gone: &[Kept]) {
+        gone.iter().for_each(|kept| self.give_back(&kept.allocation));
+    }
+
+    /// Gives back what the pools of a card keep, for memory that finds no room (measured). Returns whether there was any.
+    pub(crate) fn take_all_kept(&self, gpu: usize) -> bool {
+        let gone = self.tables().pool.take_kept(|kept| kept.allocation.gpu == gpu);
+        self.give_kept_back(&gone);
+        !gone.is_empty()
     }
 
     /// Ends a pool that a program made. Memory that it has handed out stays.
@@ -288,8 +347,9 @@ impl Process {
         }
         tables.pools.end(pool)?;
         tables.pool.current.retain(|_, current| *current != pool);
+        let gone = tables.pool.take_kept(|kept| kept.pool == pool);
         drop(tables);
-        self.trim_pool(pool);
+        self.give_kept_back(&gone);
         Ok(())
     }
 

@@ -28,6 +28,11 @@ impl Point {
         self.queue.state().completed >= self.count
     }
 
+    /// Whether the other point is in the same stream, and not later.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.queue, &other.queue) && self.count >= other.count
+    }
+
     pub(crate) fn wait(&self) {
         let mut state = self.queue.state();
         while state.completed < self.count {

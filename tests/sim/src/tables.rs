@@ -203,10 +203,14 @@ impl Tables {
 
     /// The ends of the work that streams have now, streams that have ended included.
     pub(crate) fn ends(&self, which: impl Fn(&Stream) -> bool) -> Vec<Point> {
-        self.streams_and_orphans()
-            .filter(|(stream, point)| which(stream) && !point.is_reached())
-            .map(|(_, point)| point)
-            .collect()
+        let mut ends = self.all_ends(which);
+        ends.retain(|point| !point.is_reached());
+        ends
+    }
+
+    /// The same, with those that are reached.
+    pub(crate) fn all_ends(&self, which: impl Fn(&Stream) -> bool) -> Vec<Point> {
+        self.streams_and_orphans().filter(|(stream, _)| which(stream)).map(|(_, point)| point).collect()
     }
 
     /// Gives work to a stream, behind points and behind the work that the stream waits for anyway.

@@ -100,6 +100,7 @@ rules! { memory:
     copies_between_cards
     peers
     pools_of_the_program
+    pools_keep_what_nobody_has_synchronized_with
     mapped_memory
     shared_memory
     unmapped_memory_stops

@@ -11,6 +11,10 @@ use crate::memory::backing::{self, Lacking};
 use crate::memory::devices::Device;
 use crate::memory::{driver_reserve, free};
 use crate::process::{bell, counters, lifecycle, log};
+use crate::work::contexts;
+
+/// An eviction waits this long for memory that was freed to pools. Beside work, the memory stays until the next drain.
+const FREES_ARE_SEEN: Duration = Duration::from_millis(5);
 
 /// The result of the restore of a device.
 #[derive(Debug, Default)]
@@ -69,6 +73,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     let begin = Instant::now();
     // Freed memory, spare slabs and the unused part of the driver's reserve go first, as this costs nothing.
     free::finish_late_frees();
+    driver_reserve::see_frees_within(FREES_ARE_SEEN, contexts::of_device(device.ordinal));
     let unused = || free::end_spare_slabs(device) | driver_reserve::release_unused(device);
     let is_smaller = lifecycle::hold_off_exit().is_some_and(|_call| unused());
     // Room that came for a waiting allocation stays with it: `unused` leaves it out.

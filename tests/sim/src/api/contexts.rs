@@ -103,6 +103,6 @@ pub(super) fn record_all(context: usize, event: usize) -> Result<(), Failure> {
     }
     tables.look_at_context(id, family)?;
     let points = tables.ends(|stream| stream.context == id || stream.family == id);
-    tables.events.get_mut(event)?.mark = Mark::Points(points);
+    tables.events.get_mut(event)?.mark = Mark::Context(points);
     Ok(())
 }

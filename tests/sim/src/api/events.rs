@@ -28,10 +28,15 @@ api! {
     fn nvsimEvents(place: *mut u64) { unsafe { give(place, process::get().map(|_| CREATED.load(Ordering::Relaxed))) } }
     fn cuEventDestroy_v2(event: usize) { status(process::get().and_then(|p| p.tables().events.end(event).map(|_| ()))) }
     fn cuEventQuery(event: usize) {
-        status(points_of(event).and_then(|points| if points.iter().all(Point::is_reached) { Ok(()) } else { Err(NOT_READY) }))
+        status(points_of(event).and_then(|(_, points)| if points.iter().all(Point::is_reached) { Ok(()) } else { Err(NOT_READY) }))
     }
     fn cuEventSynchronize(event: usize) {
-        status(points_of(event).and_then(|points| { points.iter().for_each(Point::wait); process::get()?.sticky() }))
+        status(points_of(event).and_then(|(is_of_context, points)| {
+            let p = process::get()?;
+            points.iter().for_each(Point::wait);
+            if !is_of_context { p.see_frees(&points) }
+            p.sticky()
+        }))
     }
 }
 
@@ -40,13 +45,14 @@ twins! { per_thread:
     fn cuEventRecordWithFlags / cuEventRecordWithFlags_ptsz (event: usize, stream: usize, _flags: c_uint) { status(record(event, stream, per_thread)) }
 }
 
-fn points_of(event: usize) -> Result<Vec<Point>, Failure> {
+/// The points that an event was recorded behind, and whether it is an event of a whole context.
+fn points_of(event: usize) -> Result<(bool, Vec<Point>), Failure> {
     let p = process::get()?;
     let door = Arc::clone(&p.tables().events.get(event)?.door);
     door.pass();
     let mut tables = p.tables();
     let mark = tables.events.get(event)?.mark.clone();
-    tables.look_at_event(&mark)
+    Ok((matches!(mark, Mark::Context(_)), tables.look_at_event(&mark)?))
 }
 
 fn record(event: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {

@@ -44,9 +44,10 @@ twins! { per_thread:
         let mut tables = p.tables();
         tables.look_at_stream(&s)?;
         tables.unsafe_call()?;
-        let points = tables.ends(|other| other.id == s.id || s.is_legacy() && other.is_blocking_in(s.context));
+        let points = tables.all_ends(|other| other.id == s.id || s.is_legacy() && other.is_blocking_in(s.context));
         drop(tables);
         points.iter().for_each(Point::wait);
+        p.see_frees(&points);
         p.sticky()
     })) }
     fn cuStreamQuery / cuStreamQuery_ptsz (stream: usize) { status(with_stream(looked_at(stream), per_thread, |p, s| {
