@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use nvshare_proto::{InitialState, SchedulerMessage};
+use nvshare_proto::{GpuUuid, InitialState, SchedulerMessage};
 
-use crate::library::GateState;
+use crate::library::{Device, GateState};
 use crate::world::{CAPACITY, GIB, GPUS, MS, Process, World, gpu};
 
 impl World {
@@ -60,7 +60,7 @@ impl World {
                 assert!(ran || *hold == InitialState::Parked, "process {i} is taken for one that runs");
             }
             // Nobody is refused room while everybody gives way.
-            SchedulerMessage::NoRoom { gpu } if !self.was_killed => {
+            SchedulerMessage::NoRoom { gpu } if !self.was_killed && !self.has_outgrown(i, *gpu) => {
                 let was_stopped = |p: &Process| p.stopped_until > Duration::ZERO;
                 let excused = |p: &Process| p.plan.cannot_evict || p.plan.dies_at.is_some() || was_stopped(p);
                 assert!(self.processes.iter().any(excused), "no room, though everybody gives way");
@@ -77,6 +77,15 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    /// Whether the gang of a process has more memory than a GPU has.
+    fn has_outgrown(&self, i: usize, gpu: GpuUuid) -> bool {
+        let gang = self.processes[i].plan.gang;
+        let members = self.processes.iter().filter(|process| gang.is_some() && process.plan.gang == gang);
+        let devices = members.flat_map(|process| &process.library.devices).filter(|device| device.gpu == gpu);
+        let needs = |device: &Device| device.account().allocated() + device.account().lacking();
+        devices.map(needs).sum::<u64>() > CAPACITY
     }
 
     /// Whether a process may lack this room on one of its devices when a restore is over.

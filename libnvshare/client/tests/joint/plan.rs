@@ -19,6 +19,8 @@ pub(crate) struct Plan {
     pub(crate) pause: u64,
     /// Milliseconds of work after which it allocates one more GiB, again and again.
     pub(crate) grows_every: Option<u64>,
+    /// Later allocations are of a pool.
+    pub(crate) pools: bool,
     /// Another thread of it allocates one GiB whenever its work in flight has to complete.
     pub(crate) grows_in_drains: bool,
     /// N: each N-th drain depends on a thread that sleeps at the gate.
@@ -61,6 +63,7 @@ pub(crate) fn steady(gib: u64, work: u64) -> Plan {
         pause: 0,
         grows_every: None,
         grows_in_drains: false,
+        pools: false,
         defers_every: None,
         drains_in: 0,
         quick: false,

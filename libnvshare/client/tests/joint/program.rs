@@ -149,8 +149,8 @@ impl World {
         program.step_left = program.step_left.saturating_sub(ran);
         program.drains += 1;
         if process.plan.grows_in_drains {
-            let more =
-                |device| Wanted { device, bytes: GIB, kind: Kind::DeviceAsManaged, state: Wishes::NotYet };
+            let kind = if process.plan.pools { Kind::ManagedPool } else { Kind::DeviceAsManaged };
+            let more = |device| Wanted { device, bytes: GIB, kind, state: Wishes::NotYet };
             program.wanted.extend((0..process.plan.gpus.len()).map(more));
         }
         let is_stuck = process.plan.defers_every.is_some_and(|every| program.drains.is_multiple_of(every));
@@ -187,8 +187,8 @@ impl World {
             && program.served >= program.grown_at + MS(every)
         {
             program.grown_at = program.served;
-            let more =
-                |device| Wanted { device, bytes: GIB, kind: Kind::DeviceAsManaged, state: Wishes::NotYet };
+            let kind = if plan.pools { Kind::ManagedPool } else { Kind::DeviceAsManaged };
+            let more = |device| Wanted { device, bytes: GIB, kind, state: Wishes::NotYet };
             program.wanted.extend((0..plan.gpus.len()).map(more));
         }
     }

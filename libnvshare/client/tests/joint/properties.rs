@@ -141,6 +141,26 @@ proptest! {
         }
     }
 
+    /// Programs allocate of pools, also while they are parked.
+    #[test]
+    fn an_allocation_of_a_pool_gets_its_room(
+        mut plans in prop::collection::vec(plan(), 2..7),
+        seed in any::<u64>(),
+    ) {
+        gangs_fit(&mut plans, false);
+        for plan in &mut plans {
+            plan.pools = true;
+            plan.gib = plan.gib.min(6);
+            plan.grows_in_drains = seed.is_multiple_of(2);
+        }
+        let mut world = World::new(plans, config(false), seed);
+        if world.processes.iter().any(|process| process.plan.defers_every.is_some()) {
+            world.run(MS(60_000));
+        } else {
+            world.serves_everybody_within(60);
+        }
+    }
+
     /// Processes are stopped and go on, and the scheduler sees that later, or never.
     #[test]
     fn nobody_starves_though_others_are_stopped(

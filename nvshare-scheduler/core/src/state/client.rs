@@ -504,6 +504,14 @@ impl Client {
         self.counted_to = self.counted_to.max(now);
     }
 
+    /// Forgets the room that allocations wait for. A client tells its needs anew when it has given the lock back.
+    pub(crate) fn forget_needs(&mut self) {
+        for account in self.accounts.values_mut() {
+            account.needs = 0;
+            account.promised = None;
+        }
+    }
+
     /// Forgets earlier drains that failed, when the client's gate is closed and its work is complete.
     pub(crate) fn note_drained(&mut self) {
         self.is_unresponsive = false;

@@ -77,6 +77,7 @@ impl Books {
                     client.wait_drained();
                     client.wants = false;
                     client.note_drained();
+                    client.forget_needs();
                 });
                 return;
             }
@@ -109,13 +110,13 @@ impl Books {
     fn leave_gpus(&mut self, id: ClientId, phase: Phase) {
         let now = self.state().now();
         self.change_client(id, |client| {
-            // A client that drained before the others of its gang may have requested the lock again.
+            // A client that drained before the others of its gang may have requested the lock again, and told
+            // its needs.
             client.wants &= phase == Phase::Drained;
             client.park();
             client.note_drained();
-            for account in client.accounts.values_mut() {
-                account.needs = 0;
-                account.promised = None;
+            if phase != Phase::Drained {
+                client.forget_needs();
             }
         });
         self.change_each_gpu_of(id, |gpu, _| {

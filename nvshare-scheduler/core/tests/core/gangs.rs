@@ -3,7 +3,7 @@
 use nvshare_core::{Config, Event, Gang, Identity};
 use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, SchedulerMessage, TenantSettings, Usage};
 
-use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, twelve_gib};
+use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, room_given, twelve_gib};
 
 const PAIR: Gang = Gang { number: 5, size: 2 };
 pub(crate) const RANKS: [u64; 2] = [1, 2];
@@ -476,4 +476,32 @@ fn a_gang_is_paused_while_one_of_its_jobs_is() {
     assert!(RANKS.iter().all(|&rank| is_paused(&table, rank)));
     table.core.handle(Event::Disconnected { client: RANKS[0], process_remains: false }, MS(5000));
     assert!(!is_paused(&table, RANKS[1]));
+}
+
+/// It has given the lock back, and its allocation goes on waiting.
+#[test]
+fn a_rank_that_drains_first_keeps_the_need_that_it_tells_meanwhile() {
+    let mut table = pair_and_other(0);
+    let epochs = both_run(&mut table);
+    let sits = Usage { allocated: 3 * GIB, ..twelve_gib(0) };
+    table.register_as(
+        4,
+        Identity { pid: Some(9), process: Some(4), ..Identity::default() },
+        Gate::Closed,
+        sits,
+    );
+    let mut sent = table.say(OTHER, ClientMessage::ReqLock);
+    sent.append(&mut table.wait_until(1000));
+    sent.append(&mut table.say(RANKS[0], ClientMessage::LockReleased { epoch: epochs[0] }));
+    let need = ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 14 * GIB });
+    sent.append(&mut table.say(RANKS[0], need));
+    assert_eq!(room_given(&sent, RANKS[0]), 0, "the GPU is full: {sent:?}");
+    sent.append(&mut table.say(RANKS[1], ClientMessage::LockReleased { epoch: epochs[1] }));
+    let mut sent = table.give_back(sent);
+    let other = granted(&sent, OTHER).unwrap_or_else(|| panic!("{sent:?}"));
+    table.say(OTHER, ClientMessage::Running { epoch: other });
+    table.say(OTHER, ClientMessage::Usage(twelve_gib(0)));
+    sent.append(&mut table.wait_until(60_000));
+    let is_given = room_given(&table.give_back(sent.clone()), RANKS[0]) > 0;
+    assert!(is_given || asked_to_leave(&sent, OTHER).is_some(), "nobody makes room for it: {sent:?}");
 }
