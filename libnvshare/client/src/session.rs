@@ -378,7 +378,10 @@ impl Session {
         }
         let keep = match &self.machine {
             machine if machine.is_running() => |_: &Account<H::TenantQuota>| MAX_UNUSED,
-            machine if machine.is_parked() => |_: &Account<H::TenantQuota>| 0,
+            // Room comes in pieces. If one went back while an allocation waits for the rest, it would be asked for again.
+            machine if machine.is_parked() => {
+                |account: &Account<H::TenantQuota>| if account.is_anybody_waiting() { u64::MAX } else { 0 }
+            }
             // The room is for memory that comes back.
             machine if machine.is_next() => Account::absent,
             _ => |_: &Account<H::TenantQuota>| u64::MAX,

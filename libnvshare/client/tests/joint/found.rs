@@ -1,6 +1,6 @@
 //! Worlds that random tests found, each when the core or its clients had a defect.
 
-use nvshare_client::account::{Account, DeviceFacts};
+use nvshare_client::account::{Account, DeviceFacts, Refusal};
 use nvshare_client::{Admission, Caller, Done, Kind, MoverOrder, Session};
 use nvshare_core::Gang;
 use nvshare_proto::{
@@ -305,37 +305,64 @@ fn a_thread_that_slept_while_the_gate_was_open_asks_again() {
     assert!(idle.is_some() && idle < asks, "{:?}", library.said);
 }
 
-/// It has some of its room already, and that goes back, as the process is parked. If the rest came alone, that would go back too.
-#[test]
-fn an_allocation_whose_room_goes_back_while_it_waits_asks_for_all_of_it() {
-    const MIB: u64 = 1 << 20;
+const MIB: u64 = 1 << 20;
+
+fn room(mib: u64) -> Amount {
+    Amount { gpu: gpu(0), bytes: mib * MIB }
+}
+
+fn admit_140_mib(library: &mut Library) -> Result<Admission, Refusal> {
+    library.devices[0].update(|account| account.admit(140 * MIB, Kind::ManagedPool, Caller::OutsideGate))
+}
+
+/// A parked process in which an allocation of 140 MiB waits, and that has room for 30 of them.
+fn waits_for_the_rest() -> (Library, Session) {
     let terms =
         DeviceFacts { gpu: gpu(0), total: CAPACITY, limit: None, is_of_seat: false, oversubscribe: false };
     let mut library = Library::new([terms].into_iter());
     let mut session = Session::new(MS(0));
     library.is_connected = true;
     session.register(&mut library, MS(0));
-    let room = |mib| SchedulerMessage::Room(Amount { gpu: gpu(0), bytes: mib * MIB });
     let registered = SchedulerMessage::Registered { client: 1, hold: InitialState::Parked };
     session.hear(&mut library, registered, MS(1));
     library.devices[0].update(|account| account.set_capacity(CAPACITY));
     // Another allocation has asked for 30 MiB, and does not take it.
     library.devices[0].update(|account| account.begin_waiting(30 * MIB));
     session.look(&mut library, MS(1));
-    session.hear(&mut library, room(30), MS(2));
+    session.hear(&mut library, SchedulerMessage::Room(room(30)), MS(2));
     library.devices[0].update(Account::abandon_waiting);
-    let admit = |account: &mut Account<_>| account.admit(140 * MIB, Kind::ManagedPool, Caller::OutsideGate);
-    assert_eq!(library.devices[0].update(admit), Ok(Admission::Lacks(110 * MIB)));
+    assert_eq!(admit_140_mib(&mut library), Ok(Admission::Lacks(110 * MIB)));
     library.devices[0].update(|account| account.begin_waiting(110 * MIB));
     library.said.clear();
     session.look(&mut library, MS(3));
-    let said = |what: ClientMessage| library.said.iter().position(|said| *said == what);
-    let back = said(ClientMessage::Room(Amount { gpu: gpu(0), bytes: 30 * MIB }));
-    let asks = said(ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 140 * MIB }));
-    assert!(back.is_some() && back < asks, "{:?}", library.said);
-    session.hear(&mut library, room(140), MS(4));
+    (library, session)
+}
+
+/// If the room went back as the process is parked, the rest would go back too when it comes alone, and both would be asked for without
+/// end.
+#[test]
+fn an_allocation_that_waits_keeps_the_room_that_it_has() {
+    let (mut library, mut session) = waits_for_the_rest();
+    assert!(library.said.contains(&ClientMessage::NeedRoom(room(140))), "{:?}", library.said);
+    assert!(!library.said.iter().any(|said| matches!(said, ClientMessage::Room(_))), "{:?}", library.said);
+    session.hear(&mut library, SchedulerMessage::Room(room(110)), MS(4));
     session.look(&mut library, MS(4));
-    assert_eq!(library.devices[0].update(admit), Ok(Admission::Charged(140 * MIB)));
+    assert_eq!(admit_140_mib(&mut library), Ok(Admission::Charged(140 * MIB)));
+}
+
+#[test]
+fn an_allocation_whose_room_is_taken_while_it_waits_asks_for_all_of_it() {
+    let (mut library, mut session) = waits_for_the_rest();
+    library.said.clear();
+    session.hear(&mut library, SchedulerMessage::Evict(room(30)), MS(4));
+    session.look(&mut library, MS(4));
+    let said = |what: ClientMessage| library.said.iter().position(|said| *said == what);
+    let back = said(ClientMessage::Room(room(30)));
+    let asks = said(ClientMessage::NeedRoom(room(140)));
+    assert!(back.is_some() && back < asks, "{:?}", library.said);
+    session.hear(&mut library, SchedulerMessage::Room(room(140)), MS(5));
+    session.look(&mut library, MS(5));
+    assert_eq!(admit_140_mib(&mut library), Ok(Admission::Charged(140 * MIB)));
 }
 
 /// A member of a gang is stopped while it drains, with more room than it uses. Its mate became next and stepped back, over and over.
