@@ -93,11 +93,23 @@ impl Machine {
             (stage, message @ (M::LockOk { .. } | M::Restore(_) | M::SchedOff | M::SchedOn { .. })) => {
                 if stage == Stage::Falling {
                     self.sleeper.kept.push(message);
+                } else {
+                    self.take_room_of(message);
                 }
             }
             (_, message) => return Some(message),
         }
         None
+    }
+
+    /// Takes the room that comes with a void message. It is unused, so it goes back.
+    fn take_room_of(&mut self, message: SchedulerMessage) {
+        let room = match message {
+            SchedulerMessage::LockOk { room, .. } => room,
+            SchedulerMessage::Restore(room) => vec![room],
+            _ => Vec::new(),
+        };
+        room.into_iter().for_each(|room| self.act(Action::Give(room)));
     }
 
     fn fall_asleep(&mut self) {

@@ -36,6 +36,17 @@ fn a_call_that_waits_wakes_it_through_the_scheduler() {
 }
 
 #[test]
+fn a_grant_that_comes_too_late_gives_its_room() {
+    let late = || SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![room(8)] };
+    let mut client = Client::registered(InitialState::Parked);
+    client.hear(SchedulerMessage::Sleep);
+    assert_eq!(client.hear(late()), [], "the mover may stay");
+    assert_eq!(client.feed(Input::Asleep), [said(ClientMessage::Asleep), Action::Give(room(8))]);
+    assert_eq!(client.hear(late()), [Action::Give(room(8))]);
+    assert_eq!(client.hear(SchedulerMessage::Restore(room(3))), [Action::Give(room(3))]);
+}
+
+#[test]
 fn a_program_at_work_does_not_go() {
     let mut waits = Client::registered(InitialState::Parked);
     waits.feed(Input::ThreadsWaiting);
