@@ -365,9 +365,9 @@ impl Client {
         self.phase = Phase::Parked;
     }
 
-    /// Whether an allocation of the client waits for room.
+    /// Whether an allocation of the client waits for room, or is about to take what came for it.
     pub(crate) fn has_need(&self) -> bool {
-        self.accounts.values().any(|account| account.needs > 0)
+        self.accounts.values().any(|account| account.needs > 0 || account.promised.is_some())
     }
 
     /// Makes the client next: it gets the lock as soon as there is room.

@@ -323,6 +323,17 @@ fn work_ends_the_order_to_sleep() {
     }
 }
 
+/// The room for an allocation has come, and the allocation is about to take it.
+#[test]
+fn a_client_that_was_just_given_room_is_at_work() {
+    let mut cards = Cards::with(&[(1, 4, 1)]);
+    let sent = cards.table.say(1, ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: GIB }));
+    assert!(room_given(&sent, 1) > 0, "{sent:?}");
+    assert!(cards.order(1).unwrap_err().ends_with("it is at work"));
+    cards.measure();
+    cards.order(1).unwrap();
+}
+
 #[test]
 fn a_client_whose_memory_stays_on_the_card_does_not_go() {
     let mut cards = Cards::with(&[(1, 4, 1)]);
