@@ -69,7 +69,7 @@ pub(crate) struct Awaited<'a>(&'a Device);
 
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
-        self.0.lock().end_waiting();
+        self.0.update(Account::end_waiting);
     }
 }
 
@@ -358,6 +358,8 @@ impl Device {
         let is_refused = account.is_refused();
         if left.is_zero() {
             account.give_up_waiting();
+            drop(account);
+            self.changed.notify_all();
             return None;
         }
         drop(account);
