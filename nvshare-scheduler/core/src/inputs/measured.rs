@@ -29,11 +29,13 @@ impl Books {
             size.overhead +=
                 if self.state().client(*id).is_some_and(idle) { used.min(MAX_OVERHEAD) } else { 0 };
         }
+        // Of processes that have come back since NVML was asked.
+        let mut not_seen: u64 = 0;
         for &id in &users {
-            self.measure_client(id, measured, &mut size);
+            not_seen = not_seen.saturating_add(self.measure_client(id, measured, &mut size));
         }
         self.look_for_departed(uuid, &measured.used);
-        let used = measured.used.values().fold(0, |sum: u64, &used| sum.saturating_add(used));
+        let used = measured.used.values().fold(not_seen, |sum: u64, &used| sum.saturating_add(used));
         size.free = Some(measured.available.saturating_sub(used));
         let known = self.state().gpu(uuid);
         size.set_aside = known.map_or(0, |gpu| gpu.ledger.sleepers().to_set_aside());
@@ -59,11 +61,11 @@ impl Books {
     }
 
     /// Corrects a client's account by what was measured of a GPU, and adds the client's part to the GPU's
-    /// size.
-    fn measure_client(&mut self, id: ClientId, measured: &Measured, size: &mut CapacityFigures) {
+    /// size. Returns the bytes that its process has and NVML did not see, as it came back after NVML was asked.
+    fn measure_client(&mut self, id: ClientId, measured: &Measured, size: &mut CapacityFigures) -> u64 {
         let uuid = measured.gpu;
         // A process that has left has an entry as well, and no account.
-        let Some(client) = self.state().client(id) else { return };
+        let Some(client) = self.state().client(id) else { return 0 };
         let (name, memory) = (client.name.clone(), client.memory);
         let listed = measured.used.get(&id).copied();
         // A client that is not listed where others are has nothing there.
@@ -73,28 +75,33 @@ impl Books {
         };
         let (is_off_card, keeps_still) = (client.sleep.is_off_card(), client.sleep.keeps_still());
         let asked_at = measured.asked_at;
+        let was_away = client.awake_since.is_some_and(|since| since >= asked_at);
         let is_moving = client.phase().is_next()
             || matches!(client.phase(), Phase::Granted { .. } | Phase::Dropping { .. })
             || client.sleep.is_later_than(asked_at);
-        let unseen = self.correct_account(id, uuid, |account| {
+        let corrected = self.correct_account(id, uuid, |account| {
             // A process on its way from or to the card has a part of what it needs.
-            if !keeps_still {
+            if !keeps_still && !was_away {
                 let holds_still = !is_moving && account.evict_order.is_none();
                 account.record_measurement(listed, memory, holds_still, asked_at);
             }
-            let unseen = seen.map_or(0, |seen| account.uncharge_unseen(seen, memory));
+            let seen_now = seen.filter(|_| !was_away);
+            let unseen = seen_now.map_or(0, |seen| account.uncharge_unseen(seen, memory));
             size.overhead += if is_off_card { 0 } else { account.overhead() };
             // The client may have used all the room that it was given by now.
             size.largest = size.largest.max(account.wanted()).max(account.room);
-            unseen
+            let has = account.needs_to_return().saturating_add(account.room);
+            (unseen, if was_away { has.saturating_sub(listed.unwrap_or(0)) } else { 0 })
         });
-        if let Some(unseen) = unseen.filter(|&unseen| unseen > 0) {
+        let (unseen, not_seen) = corrected.unwrap_or_default();
+        if unseen > 0 {
             let text = format!(
                 "client {id} ({name}) reports {} on {uuid} which NVML does not see: they are no longer charged to it",
                 Bytes(unseen)
             );
             self.warn_of_client(Topic::Unseen, id, Some(uuid), &text);
         }
+        not_seen
     }
 
     /// Frees the memory of departed processes that live on and have nothing on the GPU any more: they run

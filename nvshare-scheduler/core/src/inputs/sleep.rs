@@ -164,13 +164,14 @@ impl Books {
         }
         // One that was not sent WAKE was promised no memory.
         let was_sent = matches!(sleep, Sleep::Waking { .. });
-        let took = Duration::from_micros(took_us);
+        let (now, took) = (self.state().now(), Duration::from_micros(took_us));
         // Before the client is seen to wait for its turn.
         self.emit_with(EventKind::Awake, id, None, Some(took));
         self.change_client(id, |client| {
             client.sleep = Sleep::No;
             client.is_unresponsive = false;
             client.came_asleep_at = None;
+            client.awake_since = Some(now);
             client.elsewhere = Vec::new();
             client.looks_elsewhere_at = None;
         });
@@ -183,7 +184,6 @@ impl Books {
             }
         });
         self.report_mut().info(format!("client {id} is awake again, after {:.3} s", took.as_secs_f64()));
-        let now = self.state().now();
         self.change_rest(id, |rest| rest.interrupt(now));
         self.follow_rest(id);
         self.catch_up_with_scheduling(id);

@@ -248,6 +248,8 @@ pub(crate) struct Client {
     pub(crate) sleep: Sleep,
     /// Since when it is off the card of which this scheduler did not send it, or `None`. The memory that it left may be others'.
     pub(crate) came_asleep_at: Option<Time>,
+    /// When its process came back to the card last.
+    pub(crate) awake_since: Option<Time>,
     /// Other GPUs to which it can come back. It says so each time that it has gone.
     pub(crate) elsewhere: Vec<GpuUuid>,
     /// When it is looked again whether one of them has room for it.
@@ -317,6 +319,7 @@ impl Client {
             may_go_on_until: None,
             sleep: Sleep::No,
             came_asleep_at: None,
+            awake_since: None,
             elsewhere: Vec::new(),
             looks_elsewhere_at: None,
             never_sleeps: None,

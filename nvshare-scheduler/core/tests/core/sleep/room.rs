@@ -201,6 +201,7 @@ fn what_does_not_move_is_given_once_as_well() {
     cards.table.core.switch_off(true, MS(cards.table.now)).unwrap();
     assert_eq!(woken(&cards.table.sent()), [1]);
     assert_eq!(woken(&cards.awakes(1)), []);
+    cards.table.now += 1;
     assert_eq!(woken(&sees(&mut cards, 6 * GIB)), [2], "it was freed meanwhile");
 }
 
@@ -275,6 +276,28 @@ fn room_is_made_for_those_that_pass_one_without_a_place() {
     }
     let sent: Sent = (0..15).flat_map(|_| look(&mut cards, GIB / 2)).collect();
     assert_eq!(woken(&sent), [2], "{:?}", cards.table.core.gpu_status());
+}
+
+/// The look was asked for while the first was away, and answered when it was back: it does not show what that one takes.
+#[test]
+fn a_look_from_before_one_came_back_lets_no_other_come_back() {
+    let mut cards = Cards::with(&[(1, 0, 3), (2, 0, 3)]);
+    cards.sleeps(1);
+    cards.sleeps(2);
+    // Clients may fill a fixed amount, so nothing is set aside.
+    let fixed = Config { gpu_memory: Some(CAPACITY), reserve: None, grace: MS(10_000), ..config(false) };
+    cards.table.core.configure(fixed, MS(cards.table.now));
+    let stays = CAPACITY - 4 * GIB;
+    cards.comes(4, Usage { immovable: stays, ..usage(stays, 0) }, 0);
+    cards.measure();
+    let (_, sent) = cards.wake(1);
+    assert_eq!(woken(&sent), [1]);
+    let asked_at = MS(cards.table.now);
+    cards.table.now += 5;
+    cards.awakes(1);
+    let used = BTreeMap::from([(4, stays)]);
+    cards.table.happens(Event::Measured(Measured { gpu: gpu(0), asked_at, available: CAPACITY, used }));
+    assert_eq!(woken(&cards.wake(2).1), [0; 0], "{:?}", cards.table.core.gpu_status());
 }
 
 /// The scheduler has begun anew, and does not know what it has given away of the memory that sleepers left.
