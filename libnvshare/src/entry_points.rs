@@ -177,6 +177,7 @@ hooked {
     allocate [none] cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) and cuMemAllocFromPoolAsync_ptsz = of_stream(stream_ordered::alloc_from_pool_async);
     free [none] cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) and cuMemFreeAsync_ptsz = of_stream(stream_ordered::free_async);
     allocate [none] cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = handled(pools::create);
+    allocate [none] cuMemPoolSetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void) = handled(pools::set_attribute);
     view [none] cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) = handled(pools::default_of_device);
     view [none] cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) = handled(pools::current_of_device);
     view [none] cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) = handled(pools::set_of_device);
@@ -379,7 +380,7 @@ forwarded {
     cuMemGetAttribute cuMemGetAttribute_v2
     cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
     cuMemHostRegister
-    cuMemPoolSetAccess cuMemPoolSetAttribute cuMemRangeGetAttribute cuMemRangeGetAttributes
+    cuMemPoolSetAccess cuMemRangeGetAttribute cuMemRangeGetAttributes
     cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
     cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions
     cuModuleGetFunctionCount cuModuleGetGlobal cuModuleGetGlobal_v2 cuModuleGetLoadingMode cuModuleGetSurfRef

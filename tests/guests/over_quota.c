@@ -21,7 +21,6 @@ int main(void) {
     EXPECT(free_bytes() == 0);
     CHECK(FN(cuMemFreeAsync)(b, NULL));
     CHECK(FN(cuMemFree_v2)(a));
-    CHECK(FN(cuCtxSynchronize)());
     EXPECT(free_bytes() == 100 * MIB);
     return 0;
 }

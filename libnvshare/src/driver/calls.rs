@@ -263,13 +263,12 @@ fn pool_attribute(pool: CUmemoryPool, attribute: c_int) -> Result<u64, CUresult>
     Ok(value)
 }
 
-/// Bytes that a pool holds, has not handed out, and does not give back by itself. Unless `are_seen`, nobody has synchronized with the
-/// frees, and it gives nothing back.
-pub(crate) fn pool_keeps(pool: CUmemoryPool, are_seen: bool) -> Result<u64, CUresult> {
+/// Bytes that a pool holds, has not handed out, and does not give back by itself.
+pub(crate) fn pool_keeps(pool: CUmemoryPool) -> Result<u64, CUresult> {
     let reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
-    let keeps = if are_seen { pool_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)? } else { u64::MAX };
+    let threshold = pool_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)?;
     let used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
-    Ok(reserved.min(keeps).saturating_sub(used))
+    Ok(reserved.min(threshold).saturating_sub(used))
 }
 
 /// Releases the memory of a pool that is not handed out.

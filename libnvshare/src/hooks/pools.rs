@@ -5,7 +5,10 @@ use std::ffi::{c_int, c_void};
 use super::target::{device_of, device_of_properties};
 use crate::driver;
 use crate::driver::functions::signatures;
-use crate::driver::types::{CU_MEM_LOCATION_TYPE_DEVICE, CUdevice, CUmemLocation, CUmemoryPool, CUresult};
+use crate::driver::types::{
+    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CUdevice, CUmemLocation, CUmemoryPool,
+    CUresult,
+};
 use crate::memory::allocations::Kind;
 use crate::memory::devices::{self, Device};
 use crate::memory::driver_reserve;
@@ -227,6 +230,26 @@ pub(crate) unsafe fn destroy(real: signatures::cuMemPoolDestroy, pool: CUmemoryP
         }
         (CUresult::SUCCESS, _) | (_, None) => {}
         (_, Some(known)) => pools::enter(pool, known),
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn set_attribute(
+    real: signatures::cuMemPoolSetAttribute,
+    pool: CUmemoryPool,
+    attribute: c_int,
+    value: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(pool, attribute, value) };
+    if result == CUresult::SUCCESS && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD && !value.is_null() {
+        // SAFETY: the driver has read one of this size there.
+        let threshold = unsafe { value.cast::<u64>().read_unaligned() };
+        if threshold > 0 {
+            driver_reserve::note_pools();
+        }
     }
     result
 }

@@ -4,14 +4,11 @@
 //! that is not in use on request (`cuMemPoolTrimTo`, `cuDeviceGraphMemTrim`), and by itself when the card is full. The library
 //! requests this before it refuses an allocation, and before it evicts memory of the process.
 //!
-//! A pool keeps all freed memory, trimmed or not, until somebody synchronizes with the stream that freed it, or with the context.
-//! A query is not enough (measured). Then it keeps as much as its release threshold, which is zero unless the program sets it. So
-//! the library [synchronizes](see_frees) before it gives the lock back. Until it asks the driver again, freed memory counts as kept,
-//! and new allocations of the pool are taken from it.
+//! A pool keeps freed memory only up to its release threshold, which is zero unless the program sets it. Memory beyond the
+//! threshold returns at the next synchronisation and is not counted. Until the library asks the driver again, freed memory
+//! counts as kept, and new allocations of the pool are taken from it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use nvshare_client::DriverReserve;
 use nvshare_proto::units::MIB;
@@ -20,11 +17,9 @@ use super::allocations::Allocation;
 use super::devices::{self, Device};
 use super::pools;
 use crate::driver::{self, Relaxed};
-use crate::process::{bell, lifecycle, threads};
-use crate::work::contexts::{self, Context};
-use crate::work::drain::Drain;
+use crate::process::{bell, lifecycle};
 
-/// Whether memory was freed to a pool.
+/// Whether a pool has a release threshold.
 static POOLS: AtomicBool = AtomicBool::new(false);
 /// Whether the process has graphs that allocate.
 static GRAPHS: AtomicBool = AtomicBool::new(false);
@@ -36,6 +31,11 @@ static FREED: AtomicU64 = AtomicU64::new(0);
 /// After this many bytes freed to pools, the library asks the driver again.
 const LOOK_AFTER: u64 = 64 * MIB;
 
+/// Notes that a pool keeps freed memory from now on.
+pub(crate) fn note_pools() {
+    POOLS.store(true, Ordering::Relaxed);
+}
+
 /// Notes that there are graphs that allocate.
 pub(crate) fn note_graphs() {
     GRAPHS.store(true, Ordering::Relaxed);
@@ -46,7 +46,7 @@ pub(crate) fn has_graphs() -> bool {
     GRAPHS.load(Ordering::Relaxed)
 }
 
-/// Whether memory was freed to a pool, which may keep it.
+/// Whether pools keep freed memory.
 pub(crate) fn is_kept_by_pools() -> bool {
     POOLS.load(Ordering::Relaxed)
 }
@@ -54,40 +54,11 @@ pub(crate) fn is_kept_by_pools() -> bool {
 /// Notes that an allocation of a pool was freed, of which `charged` bytes were charged.
 pub(crate) fn note_freed(device: &Device, allocation: &Allocation, charged: u64) {
     let bytes = allocation.size;
-    POOLS.store(true, Ordering::Relaxed);
-    // The stream that frees it is of the current context, as a rule. The allocation's own may have ended: a pool outlives it.
-    contexts::current().as_ref().unwrap_or(&allocation.context).note_unseen_frees();
     device.update(|account| account.keep(bytes, charged, allocation.kind));
     if FREED.fetch_add(bytes, Ordering::Relaxed) + bytes >= LOOK_AFTER {
         FREED.store(0, Ordering::Relaxed);
         refresh(device);
     }
-}
-
-/// Synchronizes with those contexts in which memory was freed to a pool, when their work is complete. `wait` waits for that, and
-/// may give it up.
-pub(crate) fn see_frees(contexts: impl Iterator<Item = Arc<Context>>, wait: impl Fn(&mut Drain) -> bool) {
-    let contexts: Vec<Arc<Context>> = contexts.filter(|context| context.take_unseen_frees()).collect();
-    let is_complete = || wait(&mut Drain::of_contexts(contexts.iter().cloned()));
-    let synchronize = || Drain::synchronize(&contexts).is_some_and(|mut work| wait(&mut work));
-    let are_seen = contexts.is_empty() || is_complete() && synchronize();
-    if !are_seen {
-        contexts.iter().for_each(|context| context.note_unseen_frees());
-    }
-}
-
-/// The same, within a limited time.
-pub(crate) fn see_frees_within(patience: Duration, contexts: impl Iterator<Item = Arc<Context>>) {
-    let begin = Instant::now();
-    see_frees(contexts, |work| {
-        while work.poll() > 0 {
-            if begin.elapsed() >= patience || lifecycle::is_exiting() {
-                return false;
-            }
-            threads::pause();
-        }
-        true
-    });
 }
 
 /// Whether there can be a reserve.
@@ -104,10 +75,9 @@ pub(crate) fn refresh(device: &Device) {
     let _relaxed = Relaxed::begin();
     let mut kept = DriverReserve::default();
     if POOLS.load(Ordering::Relaxed) {
-        let are_seen = !contexts::of_device(device.ordinal).any(|context| context.has_unseen_frees());
         pools::each(device.ordinal, |pool, kind| {
             if let Some(kept) = kept.of(kind) {
-                *kept += driver::pool_keeps(pool, are_seen).unwrap_or(0);
+                *kept += driver::pool_keeps(pool).unwrap_or(0);
             }
         });
     }

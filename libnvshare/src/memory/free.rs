@@ -8,7 +8,7 @@ use nvshare_client::session::is_worth_offering;
 use super::allocations::{self, Allocation, Ending};
 use super::backing::{self, Freed, Work, swap};
 use super::devices::{self, Device};
-use super::{driver_reserve, exports, imports, slabs};
+use super::{driver_reserve, exports, imports, pool_frees, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::bell;
 use crate::process::unwind::OnUnwind;
@@ -110,10 +110,13 @@ pub(super) fn has_late_ends() -> bool {
     has_late_frees() || imports::are_any_closed()
 }
 
-/// Notes that the memory of an allocation, which is off the list, has ended by a free. A pool keeps it.
+/// Notes that the memory of an allocation, which is off the list, has ended by a free. A pool may have kept it.
 fn ended(allocation: &Allocation) {
+    if allocation.kind.is_pools() {
+        pool_frees::note(allocation);
+    }
     match devices::get(allocation.device) {
-        Some(device) if allocation.kind.is_pools() => {
+        Some(device) if allocation.kind.is_pools() && driver_reserve::is_kept_by_pools() => {
             driver_reserve::note_freed(device, allocation, allocation.residency().free());
         }
         _ => forget(allocation),

@@ -19,6 +19,7 @@ pub(crate) mod mover;
 pub(crate) mod physical;
 mod pins;
 pub(crate) mod plain;
+mod pool_frees;
 pub(crate) mod pools;
 pub(crate) mod quota;
 pub(crate) mod sharers;

@@ -18,12 +18,12 @@ use nvshare_proto::{Amount, GpuUuid, HandOverPhase};
 
 use crate::memory::backing::Lacking;
 use crate::memory::devices::{self, Device};
-use crate::memory::{deferred_free, driver_reserve, free, sleep};
+use crate::memory::{deferred_free, driver_reserve, free, pool_frees, sleep};
 use crate::process::lock::lock;
 use crate::process::threads::{self, Pace};
 use crate::process::{counters, lifecycle, log, phases};
 use crate::work::drain::Drain;
-use crate::work::{contexts, gate};
+use crate::work::gate;
 
 /// Longest wait of an eviction for allocations and frees that are under way: the driver's call may be behind work of the program.
 const CHANGE_IS_LATE: Duration = Duration::from_secs(5);
@@ -165,18 +165,18 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     if !wait_for(&mut work, &cancelled, pause_of_drain) {
         return false;
     }
+    pool_frees::see();
     let took = begin.elapsed();
     counters::drained(took.as_nanos() as u64);
     phases::note(HandOverPhase::Drain, took);
     // Before the lock is given back: what was freed is room for the next program, and the driver's free waits for work.
     deferred_free::free_all_due();
     free::finish_late_frees();
-    driver_reserve::see_frees(contexts::all().into_iter(), |work| wait_for(work, &cancelled, pause_of_drain));
     if let Some(_call) = lifecycle::hold_off_exit() {
         devices::used().for_each(driver_reserve::refresh);
     }
     log::debug(format_args!("drained in {:.1} ms", took.as_secs_f64() * 1e3));
-    !cancelled()
+    true
 }
 
 /// The pause between two looks of a drain that has waited this long. The next program waits for its end.
@@ -235,6 +235,8 @@ fn probe(cancelled: impl Fn() -> bool) -> Done {
     let mut first = Some(threads::PAUSE);
     let pause = |_| first.take().unwrap_or(LOOK);
     if wait_for(&mut work, &|| cancelled() || gate::totals().0 != submissions, pause) {
+        // The room of an idle process goes to others, and there may be no drain before.
+        pool_frees::see();
         Done::Quiet { submissions }
     } else {
         Done::Busy

@@ -33,8 +33,10 @@ pub(crate) struct Context {
     failure: AtomicI32,
     /// A thread of the library waits for all its work.
     waited_for: AtomicBool,
-    /// Memory was freed to a pool, and nobody may have synchronized with the context since.
-    has_unseen_frees: AtomicBool,
+    /// How often memory was freed to a pool here.
+    pool_frees: AtomicU64,
+    /// As many of these frees the library has synchronized with.
+    seen_frees: AtomicU64,
 }
 
 /// The one wait for all work of a context that is under way.
@@ -145,19 +147,24 @@ impl Context {
         (!self.waited_for.swap(true, Ordering::SeqCst)).then(|| Wait(Arc::clone(self)))
     }
 
-    /// Notes that memory of a pool was freed, and that nobody may have synchronized with the context since.
-    pub(crate) fn note_unseen_frees(&self) {
-        self.has_unseen_frees.store(true, Ordering::SeqCst);
+    /// Notes that memory was freed to a pool, in the order of a stream of the context.
+    pub(crate) fn note_pool_free(&self) {
+        self.pool_frees.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether this is noted.
+    /// How often this was noted.
+    pub(crate) fn pool_frees(&self) -> u64 {
+        self.pool_frees.load(Ordering::SeqCst)
+    }
+
+    /// Notes that the library has synchronized with the context after this many frees to pools.
+    pub(crate) fn saw_frees(&self, frees: u64) {
+        self.seen_frees.fetch_max(frees, Ordering::SeqCst);
+    }
+
+    /// Whether there are frees to pools with which the library has not synchronized.
     pub(crate) fn has_unseen_frees(&self) -> bool {
-        self.has_unseen_frees.load(Ordering::SeqCst)
-    }
-
-    /// Whether this was noted. It is no longer.
-    pub(crate) fn take_unseen_frees(&self) -> bool {
-        self.has_unseen_frees.swap(false, Ordering::SeqCst)
+        self.pool_frees() > self.seen_frees.load(Ordering::SeqCst)
     }
 
     /// Notes that `cuCtxAttach` succeeded.
@@ -293,7 +300,8 @@ pub(crate) fn learn(handle: CUcontext, device: CUdevice) -> Arc<Context> {
         primary: OnceLock::new(),
         failure: AtomicI32::new(0),
         waited_for: AtomicBool::new(false),
-        has_unseen_frees: AtomicBool::new(false),
+        pool_frees: AtomicU64::new(0),
+        seen_frees: AtomicU64::new(0),
     });
     // A context that is just ending under this handle is another context.
     contexts.retain(|known| known.handle != handle);

@@ -80,17 +80,14 @@ impl Drain {
         Self { targets: contexts.map(Target::Context).collect() }
     }
 
-    /// Begins to synchronize with contexts, for what the driver does at no query. Threads of their own wait, so it can be given
-    /// up like any drain. `None`: a capture may be open in one of them.
-    pub(crate) fn synchronize(contexts: &[Arc<Context>]) -> Option<Self> {
-        if contexts.iter().any(captures::may_be_in) {
-            return None;
-        }
-        let begin = |context| match wait_for_context(context) {
+    /// Begins to synchronize with contexts in which no capture is open, for what the driver does at no query. Threads of their own
+    /// wait, so it can be given up like any drain.
+    pub(crate) fn synchronize(contexts: impl Iterator<Item = Arc<Context>>) -> Self {
+        let begin = |context: Arc<Context>| match wait_for_context(&context) {
             Looked::Became(waits) => waits,
             _ => Vec::new(),
         };
-        Some(Self { targets: contexts.iter().flat_map(begin).collect() })
+        Self { targets: contexts.filter(|context| !captures::may_be_in(context)).flat_map(begin).collect() }
     }
 
     /// Looks at the targets, and drops the complete ones. Returns how many are left.
@@ -224,10 +221,15 @@ fn wait_for_context(context: &Arc<Context>) -> Looked {
     let (context, by) = (Arc::clone(context), Arc::clone(&waiting));
     let target = Target::Whole(Arc::clone(&context), waiting);
     let begun = threads::spawn_worker("nvshare-wait", move || {
+        let frees = context.pool_frees();
         let waited = captures::hold_off(&context).map(|_quiet| context.with(driver::synchronize_context));
         let complete = match waited {
             Some(Ok(Err(error))) => error.ends_all_work(),
-            Some(Ok(Ok(())) | Err(Gone::Over)) => true,
+            Some(Ok(Ok(()))) => {
+                context.saw_frees(frees);
+                true
+            }
+            Some(Err(Gone::Over)) => true,
             Some(Err(Gone::Ending)) | None => false,
         };
         drop(only);

@@ -11,14 +11,11 @@ use crate::memory::devices::{Awaited, Device};
 use crate::memory::mapping::DRIVER_IS_LATE;
 use crate::memory::{driver_reserve, free, pools};
 use crate::process::{bell, threads};
-use crate::work::contexts;
 
 /// How often one allocation finds that the driver has less than the account says, before it fails.
 const MAX_LOSSES: u32 = 16;
 /// Pause between two tries of an allocation for which the driver has no memory yet.
 const BETWEEN_TRIES: Duration = Duration::from_millis(1);
-/// How long one allocation waits for the work before frees to pools.
-const FREES_ARE_SEEN: Duration = Duration::from_secs(1);
 /// How long one allocation that exceeds a limit is tried again.
 const MAX_CLIMB: Duration = Duration::from_secs(10);
 
@@ -42,8 +39,8 @@ pub(super) enum Shortage {
 /// | rung | limit | room | driver |
 /// |---|---|---|---|
 /// | end spare slabs | x | x | x |
-/// | have the driver release its reserve | x | x | |
 /// | wait for room | | x | |
+/// | have the driver release its reserve | x | x | |
 /// | wait for memory that ends later than it was freed | x | x | |
 /// | try again for a moment | | | x |
 /// | ask for other room | | | x |
@@ -95,7 +92,7 @@ impl Ladder {
             || match shortage {
                 Shortage::Limit => self.release_reserve() || self.wait_for_late_frees(),
                 Shortage::Room(lacks) => {
-                    self.release_reserve() || self.wait_for_room(lacks) || self.wait_for_late_frees()
+                    self.wait_for_room(lacks) || self.release_reserve() || self.wait_for_late_frees()
                 }
                 Shortage::Driver(charged) => {
                     self.wait_for_driver(charged)
@@ -120,10 +117,7 @@ impl Ladder {
         self.awaited.is_some()
     }
 
-    /// Asks for work in the current context alone. The driver answers nothing about a context while a thread waits for a place in
-    /// a full queue there. The work in that queue may wait for this thread.
     fn release_reserve(&self) -> bool {
-        driver_reserve::see_frees_within(FREES_ARE_SEEN, contexts::current().into_iter());
         driver_reserve::release_unused(self.device)
     }
 

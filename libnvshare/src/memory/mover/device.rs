@@ -9,12 +9,8 @@ use nvshare_proto::units::{MIB, gib_per_second};
 
 use crate::memory::backing::{self, Lacking};
 use crate::memory::devices::Device;
-use crate::memory::{driver_reserve, free};
+use crate::memory::{driver_reserve, free, pool_frees};
 use crate::process::{bell, counters, lifecycle, log};
-use crate::work::contexts;
-
-/// An eviction waits this long for memory that was freed to pools. Beside work, the memory stays until the next drain.
-const FREES_ARE_SEEN: Duration = Duration::from_millis(5);
 
 /// The result of the restore of a device.
 #[derive(Debug, Default)]
@@ -73,7 +69,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     let begin = Instant::now();
     // Freed memory, spare slabs and the unused part of the driver's reserve go first, as this costs nothing.
     free::finish_late_frees();
-    driver_reserve::see_frees_within(FREES_ARE_SEEN, contexts::of_device(device.ordinal));
+    pool_frees::see();
     let unused = || free::end_spare_slabs(device) | driver_reserve::release_unused(device);
     let is_smaller = lifecycle::hold_off_exit().is_some_and(|_call| unused());
     // Room that came for a waiting allocation stays with it: `unused` leaves it out.
