@@ -140,7 +140,10 @@ pub(crate) fn admitted<T, U>(
             continue;
         }
         let admission = device.admit(bytes, kind, caller);
-        ladder.end_waiting();
+        // While it lacks more, the room that has come stays with it: it is waiting from before to after.
+        if !matches!(admission, Ok((Admission::Lacks(_), _))) {
+            ladder.end_waiting();
+        }
         let shortage = match admission {
             Ok((Admission::Charged(charged), under_way)) => {
                 let under_way = (charged > 0).then_some(under_way);
