@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use nvshare_proto::{GpuUuid, TenantSettings};
+use nvshare_proto::{DEFAULT_WEIGHT, GpuUuid, Priority, TenantSettings};
 
 use super::values::Tq;
 use super::{file, limits};
@@ -129,8 +129,8 @@ impl Store {
         self.state.job.get(&job).copied().unwrap_or_default()
     }
 
-    /// Changes what one of Slurm's jobs may have. A limit of 0 is none; a job without any setting is
-    /// forgotten.
+    /// Changes what one of Slurm's jobs may have. A limit of 0 is none. The usual weight and priority are what a job has without a word, so
+    /// they are not kept; a job without any setting is forgotten.
     ///
     /// # Errors
     /// There are too many jobs.
@@ -138,8 +138,8 @@ impl Store {
         let before = self.job(job);
         let takes_back = given.compute == Some(0);
         let now = TenantSettings {
-            weight: given.weight.or(before.weight),
-            priority: given.priority.or(before.priority),
+            weight: given.weight.or(before.weight).filter(|&weight| weight != DEFAULT_WEIGHT),
+            priority: given.priority.or(before.priority).filter(|&priority| priority != Priority::default()),
             compute: given.compute.or(before.compute).filter(|_| !takes_back),
             enforcement: given.enforcement.or(before.enforcement).filter(|_| !takes_back),
             memory: given.memory.or(before.memory).filter(|&bytes| bytes > 0),
@@ -363,6 +363,12 @@ mod tests {
         store.bound_job(5, first).unwrap().keep().unwrap();
         store.bound_job(5, none).unwrap().keep().unwrap();
         assert!(!fs::read_to_string(&path).unwrap().contains("job.5"), "nothing is kept for nothing");
+        let share = |weight, priority| TenantSettings { weight, priority, ..TenantSettings::default() };
+        store.bound_job(5, share(Some(50), Some(Priority::High))).unwrap().keep().unwrap();
+        store.bound_job(5, share(None, Some(Priority::Normal))).unwrap().keep().unwrap();
+        assert_eq!(store.job(5), share(Some(50), None));
+        store.bound_job(5, share(Some(100), None)).unwrap().keep().unwrap();
+        assert!(!fs::read_to_string(&path).unwrap().contains("job.5"), "nor for what is usual");
         fs::write(&path, "[job.7]\nmemory = 1073741824\n[job.x]\nmemory = 1\n[job.9]\nmemory = \"much\"\n")
             .unwrap();
         let (store, warning) = open();

@@ -107,12 +107,14 @@ fn a_group_that_a_user_made_is_no_job() {
     }
 }
 
-/// A script of `packaging/slurm` as Slurm runs it: with these variables, and `squeue` that says this of the job.
+/// A script of `packaging/slurm` as Slurm runs it: with these variables, and `squeue` that says this of job 7, between two others of an array.
 fn script(world: &World, name: &str, variables: &[(&str, &str)], tres: &str, nodes: &str) -> Output {
     let programs = world.dir().join("programs");
     fs::create_dir_all(&programs).expect("a folder");
     let squeue = format!(
-        "#!/bin/sh\ncase \"$*\" in\n*tres-alloc*) echo '{tres}   ' ;;\n*numnodes*) echo '{nodes}   ' ;;\nesac\n"
+        "#!/bin/sh\nlines() {{ printf '%s   \\n' \"6   $1\" \"7   $2\" \"77   $1\"; }}\n\
+         case \"$*\" in\n*JobID:32,tres-alloc*) lines 'gres/shard=1' '{tres}' ;;\n\
+         *JobID:32,numnodes*) lines 64 '{nodes}' ;;\nesac\n"
     );
     let ctl = format!("#!/bin/sh\nexec {} \"$@\"\n", Artifacts::get().ctl.display());
     for (name, text) in [("squeue", squeue), ("nvshare-ctl", ctl)] {
@@ -165,6 +167,13 @@ fn the_prolog_gives_a_job_what_its_shards_are() {
     let without = script(&world, "prolog", &job[..1], "gres/shard=8", "1");
     assert!(without.status.success() && without.stdout.is_empty(), "no GPU: {without:?}");
 
+    let other = script(&world, "prolog", &[("SLURM_JOB_ID", "8"), job[1]], "gres/shard=8", "1");
+    assert!(!other.status.success(), "squeue says nothing of this one: {other:?}");
+    assert!(String::from_utf8_lossy(&other.stderr).contains("no line of job 8"), "{other:?}");
+
+    // An administrator's word goes with the prolog's.
+    ctl(&world, &["set-weight", "job:7", "50"]);
+    ctl(&world, &["set-priority", "job:7", "high"]);
     let ended = script(&world, "epilog", &job[..1], "", "");
     assert!(ended.status.success(), "{ended:?}");
     assert!(!world.dir().join("nvshare-state.toml").exists(), "nothing is left of the job");
