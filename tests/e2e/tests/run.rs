@@ -435,6 +435,18 @@ fn shared(world: &World, name: &str, source: &str) -> PathBuf {
     library
 }
 
+/// A driver may be where the loader's configuration, its cache, or its own way to read a list of folders says so, and nowhere else.
+#[test]
+fn doctor_finds_the_driver_where_the_loader_does() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &[]);
+    let folder = world.dir().join("lib");
+    let folders = format!("/nowhere;{}", folder.display());
+    let (code, findings, error) = doctor(&world, None, &[("LD_LIBRARY_PATH", &folders)]);
+    assert_eq!(code, Some(0), "{findings} {error}");
+    assert_eq!(findings["driver"], folder.join("libcuda.so.1").to_str().expect("a text"));
+}
+
 #[test]
 fn doctor_knows_machines_of_other_kinds() {
     // GPUs whose managed memory does not move, as on WSL.

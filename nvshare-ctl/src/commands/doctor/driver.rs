@@ -33,6 +33,7 @@ fn is_entry_point(name: &str) -> bool {
     name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
 }
 
+/// Looks at a driver that was named, or that the loader has found.
 pub(super) fn look(named: Option<&Path>, findings: &mut Vec<Finding>) -> Driver {
     module(findings);
     let Some(path) = named.map(Path::to_owned).or_else(find) else {
@@ -106,6 +107,7 @@ fn module(findings: &mut Vec<Finding>) {
     }
 }
 
+/// Looks for a driver that the loader does not load, or that does not answer: what is wrong with it can be said then.
 fn find() -> Option<PathBuf> {
     const LIBRARY_NAMES: [&str; 6] = [
         "/usr/lib/x86_64-linux-gnu",

@@ -49,10 +49,13 @@ struct Findings {
 
 pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
     let mut findings = Vec::new();
-    let driver = driver::look(options.driver.as_deref(), &mut findings);
-    let library = sharing::library(&options.library, &mut findings);
     // A driver that was named is read and not called: the loader would load another one.
-    let gpus = options.driver.is_none().then(|| probe::alone(driver.path.is_some(), &mut findings)).flatten();
+    let answer = options.driver.is_none().then(probe::unloaded);
+    let loaded = answer.as_ref().and_then(|answer| answer.as_ref().ok()?.driver());
+    let driver = driver::look(options.driver.as_deref().or(loaded), &mut findings);
+    let library = sharing::library(&options.library, &mut findings);
+    let answer = answer.filter(|_| driver.path.is_some());
+    let gpus = answer.and_then(|answer| probe::alone(answer, &mut findings));
     if let (Some(gpus), Some(library)) = (&gpus, &library) {
         probe::preloaded(library, gpus, &mut findings);
     }

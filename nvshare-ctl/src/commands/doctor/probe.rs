@@ -4,10 +4,12 @@
 #![allow(unsafe_code, reason = "the driver's functions are called")]
 
 use std::env;
-use std::ffi::{CStr, OsString, c_char, c_int, c_uint};
+use std::ffi::{CStr, OsStr, OsString, c_char, c_int, c_uint, c_void};
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,9 +30,11 @@ pub(super) struct Gpu {
 
 /// The answer of the process, on one line.
 #[derive(Debug, Serialize, Deserialize)]
-struct Answer {
+pub(super) struct Answer {
     /// Whether the library is mapped into the process, so that it was preloaded.
     preloaded: bool,
+    /// The driver's library that the loader has found.
+    driver: Option<PathBuf>,
     nvml: bool,
     gpus: Result<Vec<Gpu>, String>,
 }
@@ -43,15 +47,35 @@ pub(crate) fn probe() -> Done {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     // SAFETY: loading it runs NVIDIA's initialisers, as every program that uses NVML does.
     let nvml = unsafe { libloading::Library::new("libnvidia-ml.so.1") }.is_ok();
-    let answer = Answer { preloaded: maps.contains("libnvshare"), nvml, gpus: ask() };
+    // SAFETY: loading it runs the driver's initialisers, as every CUDA program does.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") };
+    let answer = Answer {
+        preloaded: maps.contains("libnvshare"),
+        driver: driver.as_ref().ok().and_then(place),
+        nvml,
+        gpus: driver.map_err(|error| error.to_string()).and_then(|driver| ask(&driver)),
+    };
     print_line(&serde_json::to_string(&answer).map_err(|error| error.to_string())?)
 }
 
+/// The path by which the loader found a library: it alone knows its configuration, its cache, and what a program names beside them.
+fn place(library: &libloading::Library) -> Option<PathBuf> {
+    // SAFETY: only the address is looked at.
+    let function = unsafe { library.get::<*const c_void>(b"cuInit") }.ok()?;
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the loader knows the address, and fills the place; its text is there as long as the library is.
+    let name = unsafe {
+        if libc::dladdr(*function, found.as_mut_ptr()) == 0 {
+            return None;
+        }
+        CStr::from_ptr(found.assume_init().dli_fname)
+    };
+    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+}
+
 /// Asks the driver for its GPUs.
-fn ask() -> Result<Vec<Gpu>, String> {
+fn ask(driver: &libloading::Library) -> Result<Vec<Gpu>, String> {
     const CONCURRENT_MANAGED_ACCESS: c_int = 89;
-    // SAFETY: loading it runs the driver's initialisers, as every CUDA program does.
-    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.map_err(|error| error.to_string())?;
     let name = |error: libloading::Error| error.to_string();
     // SAFETY: the driver's functions of these names have these signatures.
     let (init, count, get, label, total, attribute) = unsafe {
@@ -92,12 +116,21 @@ fn ask() -> Result<Vec<Gpu>, String> {
     }
 }
 
-/// The driver's answer without the library.
-pub(super) fn alone(driver: bool, findings: &mut Vec<Finding>) -> Option<Vec<Gpu>> {
-    if !driver {
-        return None;
+/// The answer of a process without the library.
+pub(super) fn unloaded() -> Result<Answer, String> {
+    start(None).map(|(answer, _)| answer)
+}
+
+impl Answer {
+    /// The driver's library that the loader has found.
+    pub(super) fn driver(&self) -> Option<&Path> {
+        self.driver.as_deref()
     }
-    let answer = start(None).and_then(|(answer, _)| answer.gpus.map(|gpus| (gpus, answer.nvml)));
+}
+
+/// The GPUs that the driver shows without the library.
+pub(super) fn alone(answer: Result<Answer, String>, findings: &mut Vec<Finding>) -> Option<Vec<Gpu>> {
+    let answer = answer.and_then(|answer| answer.gpus.map(|gpus| (gpus, answer.nvml)));
     let (gpus, nvml) = match answer {
         Ok(answer) => answer,
         Err(error) => {
