@@ -26,6 +26,30 @@ pub fn number(number: u64) -> Quantity {
 /// that is too large.
 #[must_use]
 pub fn whole(quantity: &Quantity) -> Option<u64> {
+    let (mantissa, ten) = read(quantity)?;
+    let whole = match ten {
+        Power::Times(ten) => mantissa.checked_mul(ten)?,
+        Power::By(ten) => mantissa.div_ceil(ten),
+    };
+    whole.try_into().ok()
+}
+
+/// The quantity as this driver would write it, if it is a whole number: the API server writes `1k` for `1000`. Another one stays as it is.
+#[must_use]
+pub fn plain(quantity: &Quantity) -> Quantity {
+    let has_fraction = matches!(read(quantity), Some((mantissa, Power::By(ten))) if mantissa % ten > 0);
+    let whole = whole(quantity).filter(|_| !has_fraction);
+    whole.map_or_else(|| quantity.clone(), number)
+}
+
+/// A power of ten that a number is multiplied with, or divided by.
+enum Power {
+    Times(u128),
+    By(u128),
+}
+
+/// A number, and the power of ten that makes it the quantity.
+fn read(quantity: &Quantity) -> Option<(u128, Power)> {
     let text = quantity.0.as_str();
     let digits = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(digits);
@@ -45,8 +69,7 @@ pub fn whole(quantity: &Quantity) -> Option<u64> {
     let product = mantissa.checked_mul(factor)?;
     let power = power - places;
     let ten = 10_u128.checked_pow(power.unsigned_abs())?;
-    let whole = if power < 0 { product.div_ceil(ten) } else { product.checked_mul(ten)? };
-    whole.try_into().ok()
+    Some((product, if power < 0 { Power::By(ten) } else { Power::Times(ten) }))
 }
 
 #[cfg(test)]
@@ -77,6 +100,23 @@ mod tests {
             ("1e99", None),
         ] {
             assert_eq!(whole(&Quantity(text.to_owned())), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn quantities_of_one_value_are_one() {
+        for (one, other, same) in [
+            ("1000", "1k", true),
+            ("1k", "1e3", true),
+            ("1Gi", "1073741824", true),
+            ("2", "2000m", true),
+            ("2", "1500m", false),
+            ("1k", "1Ki", false),
+            ("much", "much", true),
+            ("much", "0", false),
+        ] {
+            let [one, other] = [one, other].map(|text| plain(&Quantity(text.to_owned())));
+            assert_eq!(one == other, same, "{} {}", one.0, other.0);
         }
     }
 

@@ -145,7 +145,7 @@ pub fn plan(node: &str, wanted: &[Device], found: &[ResourceSlice], stored: Opti
     match kept {
         Some(slice) => {
             let devices = slice.spec.devices.as_deref().unwrap_or_default();
-            let is_current = devices == wanted || Some(devices) == stored;
+            let is_current = plain(devices) == plain(wanted) || Some(devices) == stored;
             let is_newest = slice.spec.pool.generation == newest && slice.spec.pool.resource_slice_count == 1;
             if !is_current || !is_newest {
                 let metadata = slice.metadata.clone();
@@ -160,6 +160,24 @@ pub fn plan(node: &str, wanted: &[Device], found: &[ResourceSlice], stored: Opti
         }
     }
     steps
+}
+
+/// Devices whose quantities are written in one way: the API server writes those that it gets in its own.
+fn plain(devices: &[Device]) -> Vec<Device> {
+    let mut devices = devices.to_vec();
+    for capacity in
+        devices.iter_mut().filter_map(|device| device.capacity.as_mut()).flat_map(BTreeMap::values_mut)
+    {
+        let policy = capacity.request_policy.as_mut();
+        let (default, range) = policy.map(|policy| (&mut policy.default, &mut policy.valid_range)).unzip();
+        let range = range.and_then(Option::as_mut);
+        let (min, more) = range.map(|range| (&mut range.min, [&mut range.max, &mut range.step])).unzip();
+        let optional = default.into_iter().chain(more.into_iter().flatten()).flatten();
+        for quantity in [&mut capacity.value].into_iter().chain(min).chain(optional) {
+            *quantity = quantities::plain(quantity);
+        }
+    }
+    devices
 }
 
 /// The node as the owner of a slice, which goes with it.
@@ -313,6 +331,12 @@ mod tests {
                 ..ours("h", 9, &both)
             },
         ];
+        // The API server writes quantities in its own way: 1000 in all of the compute is 1k.
+        let text = serde_json::to_string(&a).unwrap();
+        let rewritten = text.replace("\"1000\"", "\"1k\"").replace("\"8Gi\"", "\"8589934592\"");
+        assert!(rewritten.contains("1k") && rewritten.contains("8589934592"));
+        let rewritten: Vec<Device> = serde_json::from_str(&rewritten).unwrap();
+        let other: Vec<Device> = serde_json::from_str(&text.replace("\"1000\"", "\"1001\"")).unwrap();
         let mut elsewhere = ours("p", 4, &a);
         elsewhere.spec.pool.name = "older".to_owned();
         let mut two = ours("x", 2, &a);
@@ -320,6 +344,8 @@ mod tests {
         for (wanted, found, stored, expected) in [
             (&a, vec![], None, &["create 1"][..]),
             (&a, vec![ours("x", 3, &a)], None, &[]),
+            (&a, vec![ours("x", 3, &rewritten)], None, &[]),
+            (&a, vec![ours("x", 3, &other)], None, &["replace x 4"]),
             (&both, vec![ours("x", 3, &a)], None, &["replace x 4"]),
             // Fields are dropped: once more after a start, and then it is known.
             (&a, vec![ours("x", 3, &plain)], None, &["replace x 4"]),
