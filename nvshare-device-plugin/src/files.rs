@@ -1,7 +1,7 @@
 //! Files that others read while they change.
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,17 @@ use std::path::{Path, PathBuf};
 /// The file cannot be written, with its path.
 pub fn replace(path: &Path, contents: &[u8]) -> Result<bool, String> {
     write(path, contents).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Makes a file be gone.
+///
+/// # Errors
+/// The file is there and cannot be removed, with its path.
+pub fn remove(path: &Path) -> Result<(), String> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
+        _ => Ok(()),
+    }
 }
 
 /// Where a file is written before it is renamed. It is left behind where that was cut off.

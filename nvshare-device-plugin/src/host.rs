@@ -235,15 +235,16 @@ impl Host {
         spawn_blocking(act).await.ok()
     }
 
-    /// Whether the specification of the seats has to be written, since it is not there.
+    /// Whether the specification of the seats has to be written, since it is not there. It may be that there is no seat.
     pub(crate) fn has_lost_its_specification(&self) -> bool {
         self.names_devices() && !self.options.cdi_dir.join(cdi::FILE).exists()
     }
 
-    /// Writes the specification of the seats. The kubelet keeps answers that name them.
+    /// Writes the specification of the seats. The kubelet keeps answers that name them. Engines warn of one without devices, so there is none
+    /// where no seat is.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// It cannot be written, or removed.
     pub(crate) fn publish(&self) -> Result<(), String> {
         if !self.names_devices() {
             return Ok(());
@@ -257,8 +258,13 @@ impl Host {
         seats.extend(given.map(|(&name, record)| (name, is_gang(record))));
         let specification = cdi::specification(seats, &self.options);
         let text = serde_json::to_string_pretty(&specification).map_err(|error| error.to_string())?;
+        let file = self.options.cdi_dir.join(cdi::FILE);
         // Under the lock: no older list comes behind a newer one.
-        files::replace(&self.options.cdi_dir.join(cdi::FILE), format!("{text}\n").as_bytes())?;
+        if specification.devices.is_empty() {
+            files::remove(&file)?;
+        } else {
+            files::replace(&file, format!("{text}\n").as_bytes())?;
+        }
         drop(records);
         Ok(())
     }

@@ -148,7 +148,9 @@ async fn what_claims_leave_on_a_machine_is_removed() {
     for file in ["scheduler.sock", "limits"] {
         write(&run.join("nvshare-seats").join(seat).join(file), "");
     }
-    // A driver that was killed as it wrote.
+    // A driver that was killed as it wrote, and the file of one that was killed as the claim ended.
+    assert!(!machine.specification().exists(), "no seat has a device");
+    write(&machine.specification(), "{}");
     let unfinished = machine.root.join("cdi/.nvshare.com-gpu.json.device-plugin");
     write(&unfinished, "{");
     let registry = machine.root.join("kubelet/plugins_registry");
