@@ -129,8 +129,11 @@ pub fn seats(
         requests,
         gang,
     };
+    let uid = of(&metadata.uid);
+    let is_its = |record: &&Record| record.claim.as_ref().is_some_and(|claim| claim.uid == uid);
+    let has: Vec<&Record> = known.values().filter(is_its).collect();
     let seat = |(part, results): (&str, Vec<&DeviceRequestAllocationResult>)| {
-        let (gpus, requests, Settings { given, gang }) = read(&results, &config, pods, place)?;
+        let (gpus, requests, Settings { given, gang }) = read(&results, &config, pods, place, &has)?;
         let claim = claim(requests, gang);
         let slots = slots(&gpus, part, &claim, known);
         Ok(Record { seat: Seat { slots, given }, claim: Some(claim) })
@@ -138,12 +141,13 @@ pub fn seats(
     seats.into_iter().map(seat).collect()
 }
 
-/// The GPUs of a seat, the request that each is for, and the seat's limits with its other settings.
+/// The GPUs of a seat, the request that each is for, and the seat's limits with its other settings. `has`: the seats that its claim has already.
 fn read(
     results: &[&DeviceRequestAllocationResult],
     config: &[DeviceAllocationConfiguration],
     pods: &[Option<Priority>],
     place: Place<'_>,
+    has: &[&Record],
 ) -> Result<(Vec<GpuUuid>, Vec<String>, Settings), Refusal> {
     let mut read: BTreeMap<GpuUuid, &str> = BTreeMap::new();
     let mut all: Option<(Settings, &str)> = None;
@@ -158,7 +162,7 @@ fn read(
         if result.admin_access == Some(true) {
             return Err(Refusal::Admin { request: request.to_owned() });
         }
-        let given = limits(result, gpu, place.options)?;
+        let given = limits(result, gpu, place.options, has)?;
         let said = parameters::for_request(config, request, pods).map_err(Refusal::Parameters)?;
         let given = TenantSettings { memory: given.memory, compute: given.compute, ..said.given };
         let settings = Settings { given, ..said };
@@ -178,18 +182,27 @@ fn read(
 
 /// The limits that follow from the capacities that a share has of a GPU. Where the API server knows no such capacities, a share has what the
 /// options give to a slot.
+///
+/// What a seat of the claim has of the GPU already is not refused, though less is published now: its containers run, and the kubelet asks again
+/// when it starts.
 fn limits(
     result: &DeviceRequestAllocationResult,
     gpu: &NodeGpu,
     options: &Options,
+    has: &[&Record],
 ) -> Result<TenantSettings, Refusal> {
     let consumed = |name: &str| {
         let consumed = result.consumed_capacity.as_ref()?;
         consumed.get(name).or_else(|| consumed.get(&format!("{DRIVER}/{name}")))
     };
+    let is_on = |record: &&&Record| record.seat.slots.iter().any(|slot| slot.gpu == gpu.uuid);
+    let has_already = |capacity, value| {
+        capacity == MEMORY && has.iter().filter(is_on).any(|record| record.seat.given.memory == Some(value))
+    };
     let limit = |capacity, least: u64, most: u64, show: fn(u64) -> String| {
         let Some(quantity) = consumed(capacity) else { return Ok(None) };
-        let value = quantities::whole(quantity).filter(|value| (least..=most).contains(value));
+        let value = quantities::whole(quantity);
+        let value = value.filter(|&value| (least..=most).contains(&value) || has_already(capacity, value));
         value.map(Some).ok_or_else(|| Refusal::Capacity {
             capacity,
             value: quantity.0.clone(),
@@ -362,6 +375,24 @@ mod tests {
         let gone = Record { claim: None, ..first.clone() };
         let known = Seats::from([(first.seat.name(), gone)]);
         assert_eq!(read(&one, "", &known).unwrap(), [first]);
+    }
+
+    #[test]
+    fn a_claim_keeps_what_it_has_though_less_is_published_now() {
+        let of = |uid, memory: &str| claim(uid, &[share("r", 1, json!({"memory": memory}))], &[]);
+        let read = |claim: &ResourceClaim, bytes, known: &Seats| {
+            let gpu = NodeGpu { memory: Some(bytes), ..node_gpu(1) };
+            let options = options("");
+            seats(claim, &[], Place { node: "n", gpus: &[gpu], options: &options }, known)
+        };
+        let before = read(&of("u", "6Gi"), 8 << 30, &Seats::new()).unwrap();
+        let known: Seats = before.iter().map(|record| (record.seat.name(), record.clone())).collect();
+        assert_eq!(read(&of("u", "6Gi"), 4 << 30, &known), Ok(before));
+        // Another claim has none of it, nor has this one more.
+        for other in [of("v", "6Gi"), of("u", "5Gi"), of("u", "7Gi")] {
+            let refused = read(&other, 4 << 30, &known).unwrap_err().to_string();
+            assert!(refused.contains("accepted: 64.0 MiB to 4.00 GiB"), "{refused}");
+        }
     }
 
     #[test]
