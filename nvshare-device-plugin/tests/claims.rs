@@ -118,6 +118,58 @@ async fn a_claim_has_the_priority_of_its_pods_class() {
     machine.says(driver, "claim default/x has no high priority any more: its pods bring none").await;
 }
 
+/// The kubelet was reset meanwhile, and ends none of them.
+#[tokio::test]
+async fn claims_that_are_gone_at_a_start_are_forgotten() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let server = ApiServer::start(&machine.root).await;
+    let driver = machine.start(DRA);
+    let kubelet = Claims::find(&machine.root).await;
+    let of = |name| claim(name, &[allocated("gpu", A, &Value::Null)], None);
+    let names = ["anew", "elsewhere", "free", "here", "removed"];
+    names.iter().for_each(|name| server.set_claim(of(name)));
+    let prepared = kubelet.prepare(&names).await;
+    let seat = |name: &str| {
+        let id = &prepared[name].devices[0].cdi_device_ids[0];
+        id.strip_prefix("nvshare.com/gpu=").unwrap().to_owned()
+    };
+    let devices = |machine: &Machine| machine.devices().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    let all = devices(&machine);
+    let record = machine.root.join("state/claim-seats");
+    assert_eq!(all.len(), names.len());
+    let is_recorded = |name: &str| {
+        let record = fs::read_to_string(&record).unwrap();
+        record.contains(seat(name).strip_prefix("seat-").unwrap())
+    };
+
+    server.remove_claim("removed");
+    let mut anew = of("anew");
+    anew["metadata"]["uid"] = json!("another");
+    server.set_claim(anew);
+    let mut elsewhere = of("elsewhere");
+    elsewhere["status"]["allocation"]["devices"]["results"][0]["pool"] = json!("two");
+    server.set_claim(elsewhere);
+    let mut free = of("free");
+    free["status"].as_object_mut().unwrap().remove("allocation");
+    server.set_claim(free);
+    server.set_away(true);
+    machine.kill(driver);
+    let driver = machine.start(DRA);
+    let _kubelet = Claims::find(&machine.root).await;
+    machine.says(driver, "the ResourceSlice of this node may be out of date").await;
+    assert_eq!(devices(&machine), all, "nobody says that they are gone");
+    server.set_away(false);
+    until("the others go", || (scheduler.removed().len() == 4).then_some(())).await;
+    until("they are forgotten", || (!is_recorded("removed") && !is_recorded("free")).then_some(())).await;
+    assert_eq!(devices(&machine), [seat("here")]);
+    assert!(
+        is_recorded("here")
+            && !scheduler.removed().iter().any(|name| seat("here").contains(&name.to_string()))
+    );
+    machine.says(driver, "claim default/removed is gone, and was not ended here").await;
+}
+
 #[tokio::test]
 async fn what_claims_leave_on_a_machine_is_removed() {
     let mut machine = Machine::new();

@@ -141,6 +141,15 @@ pub fn seats(
     seats.into_iter().map(seat).collect()
 }
 
+/// Whether a claim has a device of this node.
+#[must_use]
+pub fn is_here(claim: &ResourceClaim, node: &str) -> bool {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+    let mut results = devices.and_then(|devices| devices.results.as_ref()).into_iter().flatten();
+    results.any(|result| result.driver == DRIVER && result.pool == node)
+}
+
 /// The GPUs of a seat, the request that each is for, and the seat's limits with its other settings. `has`: the seats that its claim has already.
 fn read(
     results: &[&DeviceRequestAllocationResult],

@@ -31,7 +31,7 @@ use crate::devices::NodeGpu;
 use crate::host::{Host, blocking};
 use crate::node_gpus::Versions;
 use crate::options::{Options, Strategy};
-use crate::records::Record;
+use crate::records::{self, Record, Seats};
 use crate::{cdi, pods, upkeep};
 use claims::Place;
 use classes::Consumer;
@@ -107,6 +107,7 @@ pub async fn serve(host: Arc<Host>, server: Server, versions: Versions) {
         upkeep::keep(Arc::clone(&driver.host), offers, tell_boot),
         pods::tell(Arc::clone(&driver.host), boot, &driver.prepared, async |_| {}),
         tidy(&driver),
+        forget(&driver),
         look_again(&driver),
     );
 }
@@ -119,6 +120,13 @@ async fn tidy(driver: &Driver) {
             () = sleep(driver.host.options.pause(TIDY_EVERY)) => {}
             () = driver.ended.notified() => {}
         }
+    }
+}
+
+/// Ends what claims have that are gone, once after the start: a kubelet that was reset, as by `kubeadm reset`, ends none of those that it had.
+async fn forget(driver: &Driver) {
+    while !driver.end_gone().await {
+        sleep(driver.host.options.pause(LOOK_AGAIN_EVERY)).await;
     }
 }
 
@@ -273,6 +281,44 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// Ends what was given to claims that are gone, or have nothing of this node any more. Returns whether that is done: nothing ends unless the
+    /// API server has answered.
+    async fn end_gone(&self) -> bool {
+        let claims = |known: &Seats| known.values().filter_map(|record| record.claim.clone()).collect();
+        let claims: Vec<records::Claim> = self.host.read(claims).await;
+        // One that does not have this API says of each claim that there is none.
+        if !claims.is_empty() && self.server.list().await.is_err() {
+            return false;
+        }
+        let mut is_done = true;
+        for claim in claims {
+            let is_gone = match self.server.claim(&claim.namespace, &claim.name).await {
+                Ok(found) => {
+                    found.metadata.uid.as_ref() != Some(&claim.uid)
+                        || !claims::is_here(&found, self.server.node())
+                }
+                Err(Error::Missing(_)) => true,
+                Err(_) => {
+                    is_done = false;
+                    continue;
+                }
+            };
+            if !is_gone {
+                continue;
+            }
+            let name = format!("claim {}/{}", claim.namespace, claim.name);
+            match self.end(&claim.uid, &BTreeSet::new()).await {
+                Ok(()) => info!("{name} is gone, and was not ended here: its seat is free"),
+                Err(why) => {
+                    warn!("{name}, which is gone, has not ended: {why}");
+                    is_done = false;
+                }
+            }
+        }
+        self.ended.notify_one();
+        is_done && self.host.publish_soon().await.is_ok()
     }
 
     /// Ends claims, each by itself.
