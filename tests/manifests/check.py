@@ -620,6 +620,10 @@ def check_sizes(root, versions, sources):
         yield "manifests/sizes: changes more than that"
 
 
+# The node's name, for the components that need it.
+NODE_NAME = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+
+
 def check_gpus(root, versions, sources):
     """The component for the GPUs of each node gives the plugin a map of them, and changes nothing else."""
     documents, plugin, plain, failures = with_component(root, "gpus", "DaemonSet/nvshare-device-plugin")
@@ -636,7 +640,8 @@ def check_gpus(root, versions, sources):
         return
     pod = plugin["spec"]["template"]["spec"]
     container = pod["containers"][0]
-    option, node = container["args"].pop(), container["env"].pop()
+    option = container["args"].pop()
+    node = next((entry for entry in container["env"] if entry["name"] == NODE_NAME["name"]), {"name": None})
     volume, mount = pod["volumes"].pop(), container["volumeMounts"].pop()
     name = maps[0]["metadata"]["name"]
     wanted = {
@@ -711,7 +716,6 @@ def check_dra(root, versions, sources):
     daemon = {title(document): document for document in plain}["DaemonSet/nvshare-device-plugin"]
     base = daemon["spec"]["template"]["spec"]
     container, before = pod["containers"][0], base["containers"][0]
-    node = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     nvml = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"}]
     changed = {
         "updates": plugin["spec"].pop("updateStrategy")["rollingUpdate"],
@@ -725,7 +729,7 @@ def check_dra(root, versions, sources):
     wanted = {
         "updates": {"maxSurge": 0, "maxUnavailable": 1},
         "--api": "--api=dra",
-        "env": sorted(map(str, [node, *nvml])),
+        "env": sorted(map(str, [NODE_NAME, *nvml])),
         "account": ("nvshare-dra", True),
         "runtimeClassName": "nvidia",
         "readOnlyRootFilesystem": False,
@@ -738,6 +742,11 @@ def check_dra(root, versions, sources):
     plugin["spec"]["updateStrategy"] = daemon["spec"]["updateStrategy"]
     if [document for document in documents if document not in added] != plain:
         yield "manifests/dra: changes more than that"
+    _, both, _, failures = with_component(root, "dra", "DaemonSet/nvshare-device-plugin", "gpus")
+    yield from failures
+    names = [entry["name"] for entry in both["spec"]["template"]["spec"]["containers"][0]["env"]] if both else []
+    if len(names) != len(set(names)):
+        yield f"manifests/dra with manifests/gpus: a variable is there twice: {names}"
 
 
 def check_priorities(root, versions, sources):
