@@ -388,6 +388,8 @@ fn doctor_names_a_program_that_could_not_share_its_memory() {
     let _scheduler = Scheduler::start(&world, &[]);
     let refused = || found(&doctor(&world, None, &[]).1, "warning", "sharing");
     let guest = Program::guest(&world, "ipc", &["refused"]).until_told().start();
+    // It makes the simulated card, with its size: doctor asks that card, too.
+    Scheduler::until(&world, "it is there", |status| status.find(guest.pid()).is_some());
     wait_until("doctor names it", || !refused().is_empty());
     let named = format!(" (pid {})\" -> \"start them with NVSHARE_MEMORY=swap\"", guest.pid());
     assert!(refused().contains(&named), "{}", refused());
