@@ -212,8 +212,8 @@ fn split(context: &Arc<Context>) -> Looked {
     Looked::Became(targets)
 }
 
-/// Waits for a context, where no event can show that its work is complete. A thread of its own waits, since the driver's call
-/// cannot be given up.
+/// Waits for a context, where no event can show that its work is complete, or where the driver has to be [synchronized
+/// with](Drain::synchronize). A thread of its own waits, since the driver's call cannot be given up.
 fn wait_for_context(context: &Arc<Context>) -> Looked {
     // One that an earlier drain has begun knows nothing of later submissions.
     let Some(only) = context.begin_wait() else { return Looked::NotYet };

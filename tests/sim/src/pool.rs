@@ -332,7 +332,8 @@ impl Process {
         gone.iter().for_each(|kept| self.give_back(&kept.allocation));
     }
 
-    /// Gives back what the pools of a card keep, for memory that finds no room (measured). Returns whether there was any.
+    /// Gives back what the pools of a card keep, for memory that finds no room. Returns whether there was any. That the driver does
+    /// so also for frees that nobody has synchronized with was not measured.
     pub(crate) fn take_all_kept(&self, gpu: usize) -> bool {
         let gone = self.tables().pool.take_kept(|kept| kept.allocation.gpu == gpu);
         self.give_kept_back(&gone);
