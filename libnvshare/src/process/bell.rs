@@ -6,19 +6,24 @@
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::descriptor::{Descriptor, beyond_standard};
 
 static READING: Descriptor = Descriptor::none();
 static WRITING: Descriptor = Descriptor::none();
 
-/// A thread could not ring: it has other descriptors than the session's, or a filter forbids the call.
-static IS_BROKEN: AtomicBool = AtomicBool::new(false);
+/// How many bells have been made.
+static MADE: AtomicU32 = AtomicU32::new(0);
+/// The number of the last bell that a thread could not ring: it has other descriptors than the session's, or a filter forbids the
+/// call. Zero: none. Each new bell rings, so a ring that was lost before it does no harm.
+static UNRUNG: AtomicU32 = AtomicU32::new(0);
 
 /// Wakes the session's thread, because something changed that the scheduler may have to know. If the bell is already ringing, that
 /// suffices. If this fails otherwise, the thread wakes up by itself from then on ([`is_broken`]).
 pub(crate) fn ring() {
+    // Read first: a bell that is made meanwhile rings.
+    let bell = MADE.load(Ordering::SeqCst);
     let is_rung = WRITING.get().is_some_and(|number| {
         // A raw system call: `send` is a cancellation point, and a cancelled thread would not have rung.
         // SAFETY: a readable byte and no address; the descriptor does not block.
@@ -28,13 +33,14 @@ pub(crate) fn ring() {
         sent >= 0 || io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
     });
     if !is_rung {
-        IS_BROKEN.store(true, Ordering::SeqCst);
+        UNRUNG.fetch_max(bell, Ordering::SeqCst);
     }
 }
 
-/// Whether a thread once could not ring.
+/// Whether a thread could not ring the present bell.
 pub(crate) fn is_broken() -> bool {
-    IS_BROKEN.load(Ordering::SeqCst)
+    let unrung = UNRUNG.load(Ordering::SeqCst);
+    unrung > 0 && unrung == MADE.load(Ordering::SeqCst)
 }
 
 /// The descriptor that becomes readable when the bell rings. If the program closed the old one, this makes a new one.
@@ -55,6 +61,7 @@ pub(crate) fn descriptor() -> c_int {
         ends.map(|end| unsafe { beyond_standard(OwnedFd::from_raw_fd(end)).into_raw_fd() });
     READING.set(reading);
     WRITING.set(writing);
+    MADE.fetch_add(1, Ordering::SeqCst);
     // A ring between the old pair and this one was lost.
     ring();
     reading

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use nvshare_e2e::golden;
-use nvshare_harness::{Artifacts, Program, Scheduler, World};
+use nvshare_harness::{Artifacts, Program, Scheduler, World, wait_until};
 
 #[test]
 fn a_program_without_cuda_gets_no_thread_and_no_socket() {
@@ -76,6 +77,30 @@ fn the_library_never_writes_to_standard_output_and_survives_closed_streams() {
     command.args(["-c", &line]);
     let closed = Program::of(&world, "closed", command).preloaded().start().finish();
     assert!(closed.status.success(), "{:?}", closed.status);
+}
+
+/// How often a thread of this name has gone to sleep.
+fn sleeps_of(pid: u32, name: &str) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    let status = statuses.into_iter().find(|status| status.contains(name)).expect("the thread");
+    let switches = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    switches.expect("a count").trim().parse().expect("a number")
+}
+
+#[test]
+fn an_idle_program_costs_no_processor() {
+    let world = World::simulated(&[("NVSIM_MEMORY", "1GiB")]);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let idle = Program::workload(&world, "idle", "--memory 64MiB --block 64MiB").waits_for_go().start();
+    wait_until("it is set up", || idle.is_ready());
+    let sleeps = || sleeps_of(idle.pid(), "nvshare-session");
+    // What it tells of its set-up comes before.
+    std::thread::sleep(Duration::from_secs(1));
+    let before = sleeps();
+    std::thread::sleep(Duration::from_secs(3));
+    let woke = sleeps() - before;
+    assert!(woke <= 6, "its session woke {woke} times in three seconds");
 }
 
 /// The symbols that a shared object exports.
