@@ -95,7 +95,7 @@ fn an_idle_program_costs_no_processor() {
     let idle = Program::workload(&world, "idle", "--memory 64MiB --block 64MiB").waits_for_go().start();
     wait_until("it is set up", || idle.is_ready());
     let sleeps = || sleeps_of(idle.pid(), "nvshare-session");
-    // What it tells of its set-up comes before.
+    // It tells of its set-up before.
     std::thread::sleep(Duration::from_secs(1));
     let before = sleeps();
     std::thread::sleep(Duration::from_secs(3));
