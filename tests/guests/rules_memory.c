@@ -422,16 +422,17 @@ static void pools_of_the_program(void) {
     EXPECT(is == 1);
 }
 
-/* A pool keeps what was freed to it until somebody synchronizes with that stream, an event on it or the context. Queries do not
-   count, and trimming gives nothing back before. */
+/* A pool keeps what was freed to it until somebody synchronizes with that stream, an event on it or the context, or ends the
+   stream. Queries do not count, and trimming gives nothing back before. Meanwhile it serves no other pool, and no other call. */
 static void pools_keep_what_nobody_has_synchronized_with(void) {
     void *pool;
     begin();
-    void *other = new_stream(NON_BLOCKING), *event = new_event();
+    void *other = new_stream(NON_BLOCKING), *event = new_event(), *ended = new_stream(NON_BLOCKING), *stream_ = new_stream(NON_BLOCKING);
     size_t before = free_bytes();
     CHECK(FN(cuDeviceGetDefaultMemPool)(&pool, 0));
-    for (int way = 0; way < 3; way++) {
-        uint64_t memory;
+    for (int way = 0; way < 4; way++) {
+        uint64_t memory, more;
+        if (way == 3) stream_ = ended;
         CHECK(FN(cuMemAllocAsync)(&memory, 4 * MIB, stream_));
         CHECK(FN(cuMemsetD32Async)(memory, 1, MIB, stream_));
         CHECK(FN(cuEventRecord)(event, stream_));
@@ -443,12 +444,47 @@ static void pools_keep_what_nobody_has_synchronized_with(void) {
         CHECK(FN(cuEventSynchronize)(event));
         CHECK(FN(cuMemPoolTrimTo)(pool, 0ul));
         EXPECT(free_bytes() == before - 4 * MIB);
+        EXPECT(FN(cuMemAlloc_v2)(&more, before) == 2);
+        EXPECT(free_bytes() == before - 4 * MIB);
         switch (way) {
         case 0: CHECK(FN(cuStreamSynchronize)(stream_)); break;
         case 1: CHECK(FN(cuEventRecord)(event, stream_)); CHECK(FN(cuEventSynchronize)(event)); break;
         case 2: CHECK(FN(cuCtxSynchronize)()); break;
+        case 3: CHECK(FN(cuStreamDestroy_v2)(ended)); break;
         }
         EXPECT(free_bytes() == before);
+    }
+}
+
+/* Memory of a pool is the device's: it outlives the context of the stream for which it was handed out, and so does the pool. */
+static void pools_outlive_contexts(void) {
+    int plain[32] = {1, 0, 1, 0}, managed[32] = {2, 0, 1, 0}, *kinds[2] = {plain, managed};
+    void *pool, *second, *current;
+    uint32_t word;
+    begin();
+    CHECK(FN(cuCtxCreate_v2)(&second, 0, 0));
+    for (int kind = 0; kind < 2; kind++) {
+        uint64_t memory, more;
+        CHECK(FN(cuMemPoolCreate)(&pool, kinds[kind]));
+        if (kind == 0) CHECK(FN(cuDeviceSetMemPool)(0, pool));
+        CHECK(FN(cuDevicePrimaryCtxRetain)(&context, 0));
+        CHECK(FN(cuCtxSetCurrent)(context));
+        void *stream = new_stream(NON_BLOCKING);
+        CHECK(FN(cuMemAllocFromPoolAsync)(&memory, 4 * MIB, pool, stream));
+        CHECK(FN(cuMemsetD32Async)(memory, 5 + kind, MIB, stream));
+        CHECK(FN(cuStreamSynchronize)(stream));
+        CHECK(FN(cuDevicePrimaryCtxReset_v2)(0));
+        CHECK(FN(cuCtxSetCurrent)(second));
+        CHECK(FN(cuMemcpyDtoH_v2)(&word, memory, 4));
+        EXPECT(word == 5u + kind);
+        CHECK(FN(cuDeviceGetMemPool)(&current, 0));
+        EXPECT(kind == 1 || current == pool);
+        stream = new_stream(NON_BLOCKING);
+        CHECK(FN(cuMemAllocFromPoolAsync)(&more, 4 * MIB, pool, stream));
+        CHECK(FN(cuMemFreeAsync)(more, stream));
+        CHECK(FN(cuMemFree_v2)(memory));
+        CHECK(FN(cuStreamSynchronize)(stream));
+        CHECK(FN(cuMemPoolDestroy)(pool));
     }
 }
 
@@ -612,5 +648,5 @@ static void shared_memory(void) {
 }
 
 RULES(RULE(fills), RULE(calls_that_return_before_they_are_done), RULE(copies), RULE(memory_in_stream_order), RULE(words_that_streams_wait_for), RULE(page_locked_memory), RULE(copies_of_page_locked_memory),
-      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(copies_between_cards), RULE(peers), RULE(pools_of_the_program), RULE(pools_keep_what_nobody_has_synchronized_with), RULE(mapped_memory), RULE(shared_memory),
+      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(copies_between_cards), RULE(peers), RULE(pools_of_the_program), RULE(pools_keep_what_nobody_has_synchronized_with), RULE(pools_outlive_contexts), RULE(mapped_memory), RULE(shared_memory),
       RULE(unmapped_memory_stops))

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use crate::driver;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult};
-use crate::memory::allocations::{self, Ending};
+use crate::memory::allocations;
 use crate::memory::mapping::peers;
-use crate::memory::{arrays, deferred_free, devices, driver_reserve, free, imports, pools};
+use crate::memory::{arrays, deferred_free, free, imports};
 use crate::process::lock::lock;
 use crate::work::contexts::{self, Context};
 use crate::work::{captures, gate, streams};
@@ -127,17 +127,14 @@ pub(crate) unsafe fn retain_primary(
 }
 
 /// Forgets everything that was in a context.
-fn gone(context: &Arc<Context>, ending: Ending) {
+fn gone(context: &Arc<Context>) {
     streams::forget_context(context);
     captures::forget_context(context);
     arrays::forget_context(context);
     deferred_free::forget_context(context);
-    free::forget_context(context, ending);
+    free::forget_context(context);
     for (device, other) in peers::forget_context(context) {
         set_peers(device, Some(other));
-    }
-    if ending == Ending::Device {
-        devices::get(context.device()).into_iter().for_each(driver_reserve::forget);
     }
 }
 
@@ -188,7 +185,7 @@ fn end(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(known) = contexts::find(context) else { return call() };
     let (result, ended) = contexts::end(&known, call, || false);
     if ended {
-        gone(&known, Ending::Context);
+        gone(&known);
     }
     result
 }
@@ -278,15 +275,10 @@ fn end_primary(
     lives_on: impl FnOnce() -> bool,
 ) -> CUresult {
     let Some(context) = primary_of(device) else { return call() };
-    // The pools of the device end with it.
-    let pools = pools::take(device);
     let (result, ended) = contexts::end(&context, call, lives_on);
-    if !ended {
-        pools::put_back(pools);
-    }
     if ended {
         lock(&PRIMARY).retain(|known| !Arc::ptr_eq(&known.context, &context));
-        gone(&context, Ending::Device);
+        gone(&context);
     }
     result
 }
@@ -330,7 +322,7 @@ pub(crate) unsafe fn destroy_green(real: signatures::cuGreenCtxDestroy, green: C
     let end_green = || {
         let (result, ended) = contexts::end(&context, call, || false);
         if ended {
-            gone(&context, Ending::Context);
+            gone(&context);
         } else {
             lock(&GREEN).push((green, Arc::clone(&context)));
         }

@@ -299,24 +299,12 @@ pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
     found
 }
 
-/// Allocations that end with a context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// All allocations that were created in it. Memory of pools, and of `cuMemCreate`, belongs to the device and lives on.
-    Context,
-    /// Everything in the device's primary context. The device's pools end too.
-    Device,
-}
-
-/// Removes the allocations that end with a context.
-pub(crate) fn remove_context(context: &Arc<Context>, ending: Ending) -> Vec<Arc<Allocation>> {
+/// Removes the allocations that end with a context: all that were created in it. Memory of pools, and of `cuMemCreate`, belongs to
+/// the device and lives on, also after a reset of the primary context (measured: `pool_reset_probe.py`).
+pub(crate) fn remove_context(context: &Arc<Context>) -> Vec<Arc<Allocation>> {
     let goes = |allocation: &Allocation| {
-        if allocation.kind.is_pools() {
-            // A pool may be on another device than the stream for which it hands out memory.
-            return ending == Ending::Device && allocation.device == context.device();
-        }
         let is_programs = allocation.mapped.as_ref().is_some_and(Mapped::is_programs);
-        Arc::ptr_eq(&allocation.context, context) && !is_programs
+        Arc::ptr_eq(&allocation.context, context) && !allocation.kind.is_pools() && !is_programs
     };
     let going: Vec<Arc<Allocation>> = all().filter(|allocation| goes(allocation)).collect();
     let remove = |allocation: Arc<Allocation>| {
@@ -369,19 +357,16 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_pools_outlives_a_context_but_not_the_devices_own() {
+    fn memory_of_pools_outlives_contexts() {
         let (one, other) = (context_on(52, 0x30_0000), context_on(53, 0x31_0000));
         enter(0x30_1000, 1, 52, &one, Kind::DeviceAsManaged);
         enter(0x30_2000, 1, 52, &one, Kind::ManagedPool);
         enter(0x30_3000, 1, 52, &other, Kind::ProgramsManaged);
-        // Each from a pool of the other device.
-        enter(0x30_4000, 1, 52, &other, Kind::PlainPool);
+        // From a pool of the other device.
         enter(0x30_5000, 1, 53, &one, Kind::PlainPool);
         let bases = |gone: Vec<Arc<Allocation>>| gone.iter().map(|gone| gone.base).collect::<Vec<_>>();
-        assert_eq!(bases(remove_context(&one, Ending::Context)), [0x30_1000]);
-        let mut gone = bases(remove_context(&one, Ending::Device));
-        gone.sort_unstable();
-        assert_eq!(gone, [0x30_2000, 0x30_4000]);
-        assert_eq!((bases(of_device(52)), bases(of_device(53))), (vec![0x30_3000], vec![0x30_5000]));
+        assert_eq!(bases(remove_context(&one)), [0x30_1000]);
+        assert_eq!(bases(of_device(52)), [0x30_2000, 0x30_3000]);
+        assert_eq!(bases(of_device(53)), [0x30_5000]);
     }
 }

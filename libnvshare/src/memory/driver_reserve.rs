@@ -118,12 +118,6 @@ pub(crate) fn release_unused(device: &Device) -> bool {
     kept() < before
 }
 
-/// Notes that the device's primary context has ended, and its pools with it.
-pub(crate) fn forget(device: &Device) {
-    pools::forget(device.ordinal);
-    device.set_reserve(DriverReserve::default());
-}
-
 fn is_over_limit_by_graphs(device: &Device) -> bool {
     device.account().is_over_limit_by_graphs()
 }

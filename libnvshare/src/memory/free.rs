@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nvshare_client::session::is_worth_offering;
 
-use super::allocations::{self, Allocation, Ending};
+use super::allocations::{self, Allocation};
 use super::backing::{self, Freed, Work, swap};
 use super::devices::{self, Device};
 use super::{driver_reserve, exports, imports, pool_frees, slabs};
@@ -148,10 +148,10 @@ pub(super) fn forget(allocation: &Allocation) {
 }
 
 /// Removes the allocations that end with a context.
-pub(crate) fn forget_context(context: &Arc<Context>, ending: Ending) {
+pub(crate) fn forget_context(context: &Arc<Context>) {
     slabs::forget_context(context);
     imports::forget_context(context);
-    for allocation in allocations::remove_context(context, ending) {
+    for allocation in allocations::remove_context(context) {
         allocation.set_leaving(true);
         backing::of(allocation.kind).end(&allocation);
         forget(&allocation);

@@ -179,22 +179,6 @@ pub(crate) fn each(device: CUdevice, mut call: impl FnMut(CUmemoryPool, Kind)) {
     }
 }
 
-/// Removes the pools of a device that is about to be reset, so that they are not used any more.
-pub(crate) fn take(device: CUdevice) -> Vec<(usize, Pool)> {
-    let mut pools = lock(&POOLS);
-    let taken: Vec<(usize, Pool)> =
-        pools.iter().filter(|(_, pool)| pool.device == Some(device)).map(|(&h, &pool)| (h, pool)).collect();
-    taken.iter().for_each(|(handle, _)| {
-        pools.remove(handle);
-    });
-    taken
-}
-
-/// Enters the pools again, as the device was not reset.
-pub(crate) fn put_back(taken: Vec<(usize, Pool)>) {
-    lock(&POOLS).extend(taken);
-}
-
 /// The device whose default pool this pool stands for. `None`: it stands for none.
 pub(crate) fn stands_for(pool: CUmemoryPool) -> Option<CUdevice> {
     let handle = pool.0 as usize;
@@ -210,13 +194,6 @@ pub(crate) fn remove(pool: CUmemoryPool) -> Option<Pool> {
 pub(crate) fn destroyed(pool: CUmemoryPool) {
     let handle = pool.0 as usize;
     lock(&CURRENT).retain(|_, current| *current != handle);
-}
-
-/// Removes the pools of a device whose primary context has ended.
-pub(crate) fn forget(device: CUdevice) {
-    lock(&POOLS).retain(|_, pool| pool.device != Some(device));
-    lock(&STAND_INS).remove(&device);
-    lock(&CURRENT).remove(&device);
 }
 
 #[cfg(test)]
@@ -235,20 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn the_pools_of_a_device_that_is_being_reset_are_nobodys() {
+    fn pools_are_found_by_their_device() {
         enter(pool(0x100), Pool { device: Some(40), kind: Kind::ManagedPool });
         enter(pool(0x200), Pool { device: Some(40), kind: Kind::PlainPool });
         enter(pool(0x300), Pool { device: Some(41), kind: Kind::PlainPool });
         enter(pool(0x400), Pool { device: None, kind: Kind::PlainPool });
-        let all = [(0x100, Kind::ManagedPool), (0x200, Kind::PlainPool)];
-        assert_eq!(handles(40), all);
-        let taken = take(40);
-        assert_eq!(handles(40), []);
-        assert!(find(pool(0x100)).is_none() && find(pool(0x300)).is_some() && find(pool(0x400)).is_some());
-        put_back(taken);
-        assert_eq!(handles(40), all);
-        forget(40);
-        assert_eq!((handles(40), handles(41)), (vec![], vec![(0x300, Kind::PlainPool)]));
+        assert_eq!(handles(40), [(0x100, Kind::ManagedPool), (0x200, Kind::PlainPool)]);
+        assert_eq!(handles(41), [(0x300, Kind::PlainPool)]);
+        assert!(find(pool(0x400)).is_some() && find(pool(0x900)).is_none());
     }
 
     #[test]

@@ -27,6 +27,7 @@ nvshare_harness::with_both_memories! {
     a_capture_that_stays_open_is_not_looked_into
     looks_at_contexts_that_fail
     second_context
+    memory_of_a_pool_outlives_a_reset
 }
 
 /// A guest and a neighbour that do not fit together take `turns` turns each, and both succeed. Returns the bytes that
@@ -201,6 +202,11 @@ fn looks_at_contexts_that_fail(memory: &str) {
     // Each third event of a context fails, which says nothing about its work. (Each second event might always be that of
     // the idle context.)
     let moved = in_turns(memory, "second_context", &[("NVSIM_CTX_RECORD_FAILS", "3")], 10);
+    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+}
+
+fn memory_of_a_pool_outlives_a_reset(memory: &str) {
+    let moved = in_turns(memory, "pool_outlives_reset", &[], 10);
     assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
 }
 

@@ -182,14 +182,16 @@ impl Process {
             return Ok(base);
         }
         drop(tables);
-        let base = self.allocate_on(gpu, size, Sort::of(managed), None).or_else(|failure| {
-            // Memory that is about to be freed may be enough.
-            let points: Vec<Point> = self.tables().pool.freed.values().map(|f| f.point.clone()).collect();
-            if failure != OUT_OF_MEMORY || points.is_empty() {
+        let allocate = || self.allocate_on(gpu, size, Sort::of(managed), None);
+        let base = allocate().or_else(|failure| {
+            if failure != OUT_OF_MEMORY {
                 return Err(failure);
             }
+            // Memory that the pool keeps, or that is about to be freed, may be enough.
+            let points: Vec<Point> = self.tables().pool.freed.values().map(|f| f.point.clone()).collect();
             points.iter().for_each(Point::wait);
-            self.allocate_on(gpu, size, Sort::of(managed), None)
+            let is_kept = self.take_kept_of(|kept| kept.pool == pool);
+            if is_kept || !points.is_empty() { allocate() } else { Err(failure) }
         })?;
         if managed {
             // The driver populates the memory that such a pool hands out (measured).
@@ -292,6 +294,11 @@ impl Process {
         self.see_frees_of(|free| is_in(free) && free.point.is_reached());
     }
 
+    /// A stream ends, which takes what it has freed from the pools (measured).
+    pub(crate) fn see_frees_on(&self, stream: u64) {
+        self.see_frees_of(|free| free.stream.id == stream && free.point.is_reached());
+    }
+
     /// Whether an allocation belongs to a pool.
     pub(crate) fn is_pooled(&self, base: u64) -> bool {
         self.tables().pool.used.contains_key(&base)
@@ -324,18 +331,21 @@ impl Process {
     }
 
     pub(crate) fn trim_pool(&self, pool: usize) {
-        let gone = self.tables().pool.take_kept(|kept| kept.pool == pool && kept.unseen.is_none());
-        self.give_kept_back(&gone);
+        self.take_kept_of(|kept| kept.pool == pool && kept.unseen.is_none());
     }
 
     fn give_kept_back(&self, gone: &[Kept]) {
         gone.iter().for_each(|kept| self.give_back(&kept.allocation));
     }
 
-    /// Gives back what the pools of a card keep, for memory that finds no room. Returns whether there was any. That the driver does
-    /// so also for frees that nobody has synchronized with was not measured.
+    /// Gives back what the pools of a card keep, for memory that finds no room; but for frees that nobody has synchronized with,
+    /// whose memory serves its own pool alone (measured). Returns whether there was any.
     pub(crate) fn take_all_kept(&self, gpu: usize) -> bool {
-        let gone = self.tables().pool.take_kept(|kept| kept.allocation.gpu == gpu);
+        self.take_kept_of(|kept| kept.allocation.gpu == gpu && kept.unseen.is_none())
+    }
+
+    fn take_kept_of(&self, is_taken: impl Fn(&Kept) -> bool) -> bool {
+        let gone = self.tables().pool.take_kept(is_taken);
         self.give_kept_back(&gone);
         !gone.is_empty()
     }

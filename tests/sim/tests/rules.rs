@@ -101,6 +101,7 @@ rules! { memory:
     peers
     pools_of_the_program
     pools_keep_what_nobody_has_synchronized_with
+    pools_outlive_contexts
     mapped_memory
     shared_memory
     unmapped_memory_stops

@@ -27,6 +27,8 @@ api! {
             let mut tables = p.tables();
             let stream = tables.streams.end(stream)?;
             tables.end_stream(&stream);
+            drop(tables);
+            p.see_frees_on(stream.id);
             Ok(())
         }))
     }
