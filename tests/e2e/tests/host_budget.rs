@@ -82,6 +82,39 @@ fn memory_that_came_for_a_turn_that_cannot_be_leaves_without_memory_of_the_host(
     job.finish().intact();
 }
 
+/// The words at the end of an allocation leave first, and the host has no memory for them.
+#[test]
+fn zeros_leave_though_the_host_is_full() {
+    const ALL: u64 = 256 << 20;
+    const ZEROS: u64 = 192 << 20;
+    // The kernel that looks at memory has 4 MiB of its own.
+    let few = ("NVSIM_MOST_LOCKED", "6MiB");
+    let world = World::simulated(&[CARD, &[few]].concat());
+    let listener = PlayedScheduler::listen(&world);
+    let wake = world.dir().join("wake");
+    let guest = Program::guest(&world, "half_zeros", &[]).env("WAKE", &wake.to_string_lossy());
+    let guest = guest.until_told().start();
+    let (mut client, usage) = PlayedScheduler::accept(&listener);
+    let gpu = usage.first().map(|usage| usage.gpu);
+    let gpu = gpu.unwrap_or_else(|| {
+        client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
+    });
+    let all = Amount { gpu, bytes: ALL };
+    let epoch = Epoch { boot: 1, counter: 1 };
+    let granted = SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![all] };
+    client.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: 1 << 30 }), granted]);
+    wait_until("it has memory", || guest.out().contains("has memory") || !guest.lives());
+    client.say(&[SchedulerMessage::Waiters { waiting: true }]);
+    client.until(|m| matches!(m, ClientMessage::Idle { .. }).then_some(()));
+    client.say(&[SchedulerMessage::Evict(all)]);
+    let short =
+        client.until(|m| if let ClientMessage::Evicted { short, .. } = m { Some(*short) } else { None });
+    assert_eq!(short, ALL - ZEROS, "{}", guest.log());
+    client.say(&[SchedulerMessage::SchedOff]);
+    std::fs::write(&wake, "").expect("a file");
+    guest.finish().passed();
+}
+
 #[test]
 fn memory_of_the_scheduler_that_the_driver_refuses_is_replaced() {
     let world = World::simulated(&[CARD, &[("NVSIM_LOCK_SHARED", "0")]].concat());

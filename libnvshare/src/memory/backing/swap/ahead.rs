@@ -43,7 +43,8 @@ fn of_chunk(chunk: &Chunk) -> u64 {
 fn needed_by_context() -> Vec<Needed> {
     let mut all: Vec<Needed> = Vec::new();
     allocations::each_mapped(|allocation| {
-        let Some(mapped) = &allocation.mapped else { return };
+        // Memory that cannot leave needs none.
+        let Some(mapped) = allocation.mapped.as_ref().filter(|mapped| !mapped.is_pinned()) else { return };
         let (context, bytes) =
             (allocation.context_to_move_in(), mapped.lock().iter().map(of_chunk).sum::<u64>());
         match all.iter_mut().find(|needed| Arc::ptr_eq(&needed.context, &context)) {

@@ -123,9 +123,9 @@ impl Evicting<'_> {
         allocation: &Arc<Allocation>,
         mapped: &Mapped,
         index: usize,
-        only_unused: bool,
+        host_is_full: bool,
     ) -> AfterChunk {
-        match begin_out(allocation, mapped, index, &self.looked, only_unused) {
+        match begin_out(allocation, mapped, index, &self.looked, host_is_full) {
             Begun::Flying(flight) => {
                 self.begun += flight.bytes;
                 // A chunk that is not copied does not wait for the copies of others.
@@ -177,23 +177,25 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
     while let Some(ChunkToMove { allocation, index, .. }) = order.next(evicting.queue.is_full()) {
         // If one cannot leave, the loop below tries the rest and all others.
         let Some(mapped) = &allocation.mapped else { break };
-        if evicting.begin(&allocation, mapped, index, false) != AfterChunk::GoesOn {
-            break;
+        match evicting.begin(&allocation, mapped, index, false) {
+            AfterChunk::GoesOn => {}
+            AfterChunk::HostIsFull => order.drop_copies(),
+            AfterChunk::Stops => break,
         }
         evicting.land_until(|queue| !queue.is_full() || !order.has_only_copies());
     }
     'all: for allocation in allocations::of_device(device.ordinal) {
         let Some(mapped) = allocation.mapped.as_ref().filter(|mapped| !mapped.is_pinned()) else { continue };
-        let mut only_unused = false;
+        let mut host_is_full = false;
         for index in (0..mapped.count()).rev() {
             if evicting.begun >= wanted {
                 break 'all;
             }
             evicting.land_until(|queue| !queue.is_full());
-            match evicting.begin(&allocation, mapped, index, only_unused) {
+            match evicting.begin(&allocation, mapped, index, host_is_full) {
                 AfterChunk::GoesOn => {}
                 // Another context may have memory of the host, and a smaller chunk may fit there.
-                AfterChunk::HostIsFull => only_unused = true,
+                AfterChunk::HostIsFull => host_is_full = true,
                 AfterChunk::Stops => break,
             }
         }
@@ -203,14 +205,14 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
     evicting.out
 }
 
-/// Begins to move a chunk out. `only_unused`: the host is full, so only chunks leave that no work has touched since they came.
-/// They need no host copy, and make room for the clients that had made room for them.
+/// Begins to move a chunk out. `host_is_full`: only chunks leave that need no more host memory: no work has touched them since they
+/// came, or nothing of them has to be copied. They make room for the clients that had made room for them.
 fn begin_out(
     allocation: &Arc<Allocation>,
     mapped: &Mapped,
     index: usize,
     looked: &Looked,
-    only_unused: bool,
+    host_is_full: bool,
 ) -> Begun {
     contexts::let_them_end(|| allocation.is_leaving());
     if !exports::withdraw(allocation.id) {
@@ -218,7 +220,8 @@ fn begin_out(
     }
     let on_card = |chunk: &mut Chunk| {
         let is_unused = chunk.unused.is_some() && chunk.unused == gate::closed_for();
-        let leaves = chunk.physical.is_some() && (is_unused || !only_unused);
+        let is_copied = || looked.to_copy(allocation.base + chunk.offset, chunk.bytes, &chunk.host) > 0;
+        let leaves = chunk.physical.is_some() && (is_unused || !host_is_full || !is_copied());
         leaves.then(|| (chunk.offset, chunk.bytes, std::mem::take(&mut chunk.host), is_unused))
     };
     let Some((offset, bytes, had, is_unused)) = take(allocation, mapped, index, on_card) else {

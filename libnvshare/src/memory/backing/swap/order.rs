@@ -45,6 +45,11 @@ impl MoveQueue {
         first.pop_front().or_else(|| second.pop_front())
     }
 
+    /// Leaves out the chunks that have to be copied.
+    pub(super) fn drop_copies(&mut self) {
+        self.copied.clear();
+    }
+
     /// Whether all that is left has to be copied.
     pub(super) fn has_only_copies(&self) -> bool {
         self.others.is_empty()
