@@ -86,7 +86,7 @@ impl Options {
         config.wake_elsewhere = shared.wake_elsewhere;
         config.grace = shared.grace.map_or(config.grace, |grace| grace.0);
         if let Some(rule) = shared.tq {
-            config.set_rule(None, rule.0.into());
+            config.set_general_rule(rule.0.into());
         }
         let host_memory = shared
             .host_memory
@@ -189,6 +189,18 @@ mod tests {
         assert_eq!(settings(&["--gpu-memory", "8g"], text).config.reserve, None, "an option makes it void");
         let config = settings(&["--reserve", "1g"], "gpu-memory = \"8g\"").config;
         assert_eq!((config.gpu_memory, config.reserve), (None, Some(GIB)));
+    }
+
+    #[test]
+    fn a_gpu_keeps_its_own_quantum_beside_a_general_one() {
+        let name = "GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
+        let (own, other) = (name.parse().unwrap(), nvshare_proto::GpuUuid([1; 16]));
+        let text = format!("tq = 20\n[gpu.{name}]\ntq = 5");
+        let fixed = |seconds| Rule::Fixed(Duration::from_secs(seconds));
+        for (arguments, general) in [(&[][..], 20), (&["--tq", "7"], 7)] {
+            let config = settings(arguments, &text).config;
+            assert_eq!((config.rule(own), config.rule(other)), (fixed(5), fixed(general)), "{arguments:?}");
+        }
     }
 
     #[test]

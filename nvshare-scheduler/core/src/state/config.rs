@@ -95,20 +95,26 @@ impl Config {
         self.auto.map_or(Rule::Fixed(self.quantum), Rule::Auto)
     }
 
+    /// Sets how the quantum is chosen on GPUs without a rule of their own.
+    pub fn set_general_rule(&mut self, rule: Rule) {
+        match rule {
+            Rule::Fixed(quantum) => (self.quantum, self.auto) = (quantum, None),
+            Rule::Auto(auto) => self.auto = Some(auto),
+        }
+    }
+
     /// Sets the rule of one GPU; without a GPU, that of all GPUs, known and unknown.
     pub fn set_rule(&mut self, gpu: Option<GpuUuid>, rule: Rule) {
-        let (quantum, auto) = match rule {
-            Rule::Fixed(quantum) => (Some(quantum), None),
-            Rule::Auto(auto) => (None, Some(auto)),
-        };
         match gpu {
             Some(gpu) => {
                 let own = self.gpus.entry(gpu).or_default();
-                (own.quantum, own.auto) = (quantum, auto);
+                (own.quantum, own.auto) = match rule {
+                    Rule::Fixed(quantum) => (Some(quantum), None),
+                    Rule::Auto(auto) => (None, Some(auto)),
+                };
             }
             None => {
-                self.quantum = quantum.unwrap_or(self.quantum);
-                self.auto = auto;
+                self.set_general_rule(rule);
                 self.gpus.values_mut().for_each(|own| (own.quantum, own.auto) = (None, None));
             }
         }
