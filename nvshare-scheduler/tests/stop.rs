@@ -14,7 +14,7 @@ use nvshare_proto::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::UnixStream;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::codec::Framed;
 
 /// How long something may take that has to happen.
@@ -144,6 +144,20 @@ async fn a_scheduler_stops_though_the_kernel_module_does_not_answer() {
     };
     assert!(world.stop().await.is_some());
     drop(unanswered);
+}
+
+/// The module may have hung before this scheduler started, as where one that hung with it was replaced.
+#[tokio::test]
+async fn a_scheduler_serves_though_the_kernel_module_does_not_answer_at_its_start() {
+    let mut world = World::new("start");
+    let pipe = world.keep_reader_waiting(&mut world.connect("admin/a").await).await;
+    assert!(world.stop().await.is_some());
+    world.scheduler = start(&world.folder);
+    world.begin = Instant::now();
+    let mut newcomer = world.connect("s").await;
+    assert!(timeout(PATIENCE, join(&mut newcomer)).await.is_ok());
+    assert!(world.reader_of(&pipe).is_some(), "it reads the list meanwhile");
+    assert!(world.stop().await.is_some());
 }
 
 /// Its own thread waits, as it does while it handles an event that takes long: here for a configuration that nobody writes.

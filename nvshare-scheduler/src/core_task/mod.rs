@@ -94,7 +94,7 @@ impl CoreTask {
             let _ = core.switch_off(true, Time::ZERO);
             warn!("scheduling is off, as an administrator left it");
         }
-        let mut task = Self {
+        Self {
             core,
             commands,
             nvml,
@@ -116,9 +116,7 @@ impl CoreTask {
             asked_counters: None,
             recorder,
             host,
-        };
-        task.know_gpus();
-        task
+        }
     }
 
     fn now(&self) -> Time {
@@ -126,6 +124,8 @@ impl CoreTask {
     }
 
     pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        self.listing.look_first().await;
+        self.know_gpus();
         let mut looks: u32 = 0;
         let mut look_around = tokio::time::interval(LOOK_EVERY);
         look_around.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

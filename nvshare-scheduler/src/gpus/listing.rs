@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 use nvshare_core::MAX_GPUS_PER_CLIENT;
 use nvshare_proto::GpuUuid;
 use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::timeout;
 
 use crate::lock::lock;
 
 /// A list younger than this is not made anew.
 const FRESH: Duration = Duration::from_secs(1);
+/// How long the first list is waited for: until then, a machine seems to have no GPUs.
+const PATIENCE_AT_START: Duration = Duration::from_secs(1);
 
 /// Folder in which the kernel module has a folder for each GPU, named by the GPU's place on the bus.
 pub(crate) const DESCRIPTIONS: &str = "/proc/driver/nvidia/gpus";
@@ -61,15 +64,22 @@ pub(crate) fn most_named(descriptions: &Path) -> usize {
 pub(crate) struct Listing {
     descriptions: PathBuf,
     listed: Arc<Mutex<Vec<ListedGpu>>>,
-    /// The last look since the first, and when it began.
+    /// The last look, and when it began.
     look: Option<(JoinHandle<()>, Instant)>,
 }
 
 impl Listing {
-    /// Lists them once, before anybody waits.
+    /// A list of none, until they are listed.
     pub(crate) fn new(descriptions: PathBuf) -> Self {
-        let listed = Arc::new(Mutex::new(list(&descriptions)));
-        Self { descriptions, listed, look: None }
+        Self { descriptions, listed: Arc::default(), look: None }
+    }
+
+    /// Lists them for the first time. If that takes long, the list comes later.
+    pub(crate) async fn look_first(&mut self) {
+        self.look();
+        if let Some((look, _)) = &mut self.look {
+            let _ = timeout(PATIENCE_AT_START, look).await;
+        }
     }
 
     /// As they were last listed.
@@ -121,7 +131,9 @@ mod tests {
             fs::write(folder.join(place).join("information"), text).unwrap();
         }
         let gpus = list(&folder);
-        let listing = Listing::new(folder.clone());
+        let mut listing = Listing::new(folder.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(listing.look_first());
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!(listing.last(), gpus);
         let gpu = "GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0".parse().unwrap();
