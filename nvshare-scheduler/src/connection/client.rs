@@ -269,6 +269,9 @@ impl Client<'_> {
         let _ = timeout(all, async {
             while let Ok(Some(Ok(Request::Client(message)))) = timeout(each, self.framed.next()).await {
                 let message = self.for_core(message);
+                if self.refusal(&message).is_some() {
+                    break;
+                }
                 let _ = self.shared.commands.send(Command::Message { client, message }).await;
             }
         })
@@ -292,16 +295,32 @@ impl Client<'_> {
                     with: with.iter().take(MAX_GANG_MEMBERS as usize).map(of_owner).collect(),
                 }
             }
+            // A process may see GPUs that are not its seat's, and does not come back to these.
+            ClientMessage::Elsewhere { mut gpus } => {
+                gpus.retain(|&gpu| self.caller.refusal([gpu]).is_none());
+                ClientMessage::Elsewhere { gpus }
+            }
             message => message,
         }
     }
 
+    /// Why the client may not name the GPUs of a message, if it may not.
+    fn refusal(&self, message: &ClientMessage) -> Option<String> {
+        let gpus = match message {
+            ClientMessage::Usage(usage) => std::slice::from_ref(&usage.gpu),
+            ClientMessage::Elsewhere { gpus } => gpus,
+            _ => return None,
+        };
+        refusal(&self.caller, self.place.as_ref(), gpus.iter().copied())
+    }
+
     /// Obeys a message of the client.
     async fn hear(&mut self, message: ClientMessage) -> Step {
+        let message = self.for_core(message);
+        if let Some(reason) = self.refusal(&message) {
+            return refused(reason);
+        }
         if let ClientMessage::Usage(usage) = &message {
-            if let Some(reason) = refusal(&self.caller, self.place.as_ref(), [usage.gpu].into_iter()) {
-                return refused(reason);
-            }
             self.uses(usage);
         }
         self.count_frame(&message);
@@ -320,10 +339,7 @@ impl Client<'_> {
                     host.give_back(segment);
                 }
             }
-            message => {
-                let message = self.for_core(message);
-                return self.command(Command::Message { client: self.id, message }).await;
-            }
+            message => return self.command(Command::Message { client: self.id, message }).await,
         }
         Continue(())
     }

@@ -212,11 +212,12 @@ async fn administer(
 #[cfg(test)]
 mod tests {
     use futures_util::SinkExt;
-    use nvshare_proto::Register;
     use nvshare_proto::codec::Frames;
+    use nvshare_proto::{ClientMessage, GpuUuid, Register, Seat, Slot, TenantSettings};
     use tokio_util::codec::Framed;
 
     use super::*;
+    use crate::seats::Opened;
 
     /// Returns the next command of this kind.
     async fn hear(told: &mut mpsc::Receiver<Command>, is_it: impl Fn(&Command) -> bool) -> Option<Command> {
@@ -268,5 +269,53 @@ mod tests {
             }
             assert!(third.is_some() && bounds.take(whom).is_none(), "away: {is_away}");
         }
+    }
+
+    /// NVML is asked about each of them.
+    #[tokio::test]
+    async fn a_process_names_no_more_gpus_than_the_machine_can_have_in_any_message() {
+        let (commands, _told) = mpsc::channel(16);
+        let bounds = Bounds::new(4, std::path::PathBuf::new());
+        let shared = Shared::new(commands, Some(bounds), Journal::new(0), None);
+        let (client, stream) = UnixStream::pair().unwrap();
+        tokio::spawn(serve(stream, None, shared));
+        let mut client = Framed::new(client, Frames::<Reply, Request>::default());
+        client.send(Request::Register(Register::newcomer(1, "x"))).await.unwrap();
+        for gpus in [0..64, 64..65] {
+            let gpus = gpus.map(|n| GpuUuid([n; 16])).collect();
+            client.send(Request::Client(ClientMessage::Elsewhere { gpus })).await.unwrap();
+        }
+        let reply = timeout(FIRST_FRAME_PATIENCE, client.next()).await.expect("an answer");
+        let Some(Ok(Reply::Refused { reason })) = reply else { panic!("{reply:?}") };
+        assert!(reason.contains("more GPUs"), "{reason}");
+    }
+
+    #[tokio::test]
+    async fn a_process_of_a_seat_comes_back_to_gpus_of_its_seat_alone() {
+        let folder = std::env::temp_dir().join(format!("nvshare-elsewhere-{}", std::process::id()));
+        let (Opened { seats, mut arrivals }, _) =
+            Opened::open(folder.join("seats"), Some(&folder.join("state.toml")));
+        let [own, other] = [1, 2].map(|n| GpuUuid([n; 16]));
+        let slots = vec![Slot { gpu: own, number: 0 }];
+        let seat = Seat { slots, given: TenantSettings::default() };
+        let socket = folder.join("seats").join(seat.name().to_string()).join("scheduler.sock");
+        seats.make(seat).unwrap();
+        let client = UnixStream::connect(socket).await.unwrap();
+        let (stream, inside) = arrivals.recv().await.unwrap();
+        let (commands, mut told) = mpsc::channel(16);
+        let shared = Shared::new(commands, Some(Bounds::new(4, folder.clone())), Journal::new(0), None);
+        tokio::spawn(serve(stream, Some(inside), shared));
+        let mut client = Framed::new(client, Frames::<Reply, Request>::default());
+        client.send(Request::Register(Register::newcomer(1, "x"))).await.unwrap();
+        let newcomer = hear(&mut told, |command| matches!(command, Command::Register(_))).await;
+        let said = ClientMessage::Elsewhere { gpus: vec![other, own] };
+        client.send(Request::Client(said)).await.unwrap();
+        let is_answer =
+            |command: &Command| matches!(command, Command::Message { .. } | Command::Disconnected { .. });
+        let heard = hear(&mut told, is_answer).await;
+        let Some(Command::Message { message, .. }) = heard else { panic!("the connection ended") };
+        assert_eq!(message, ClientMessage::Elsewhere { gpus: vec![own] });
+        drop(newcomer);
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }
