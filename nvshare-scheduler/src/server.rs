@@ -96,7 +96,11 @@ pub async fn run(
                 continue;
             }
             () = &mut shutdown => break,
-            _ = &mut core_task => return Err(Stopped::Core),
+            _ = &mut core_task => {
+                // Its clients run on.
+                sockets.leave_to_next();
+                return Err(Stopped::Core);
+            }
         };
         match accepted {
             Ok(stream) => {

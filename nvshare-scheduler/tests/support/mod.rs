@@ -57,7 +57,18 @@ impl Server {
         Self { folder, clients, admin, stop, serves, _configurations: configurations }
     }
 
+    /// Waits until it has ended by a defect. Whether the next scheduler knows that it replaces one.
+    #[allow(dead_code, reason = "few tests have a defect")]
+    pub(crate) async fn replaced_after_defect(self) -> bool {
+        let ended = self.serves.await.unwrap();
+        assert!(matches!(ended, Err(Stopped::Core)), "{ended:?}");
+        let replaced = Sockets::bind(&self.clients, &self.admin).unwrap().replaced();
+        let _ = std::fs::remove_dir_all(self.folder);
+        replaced
+    }
+
     /// Stops it, and looks whether it ended well.
+    #[allow(dead_code, reason = "not every test stops it")]
     pub(crate) async fn end(self) {
         let _ = self.stop.send(());
         self.serves.await.unwrap().unwrap();
