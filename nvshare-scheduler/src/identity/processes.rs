@@ -64,8 +64,13 @@ impl Looks {
     /// The command of a process, if the kernel has a number for it and it has arguments. The number may be another process's by then.
     pub(crate) async fn command(self, pid: Option<u32>) -> Option<String> {
         let (pid, read) = (pid?, self.read);
-        let _place = self.places.acquire().await.ok()?;
-        command(&spawn_blocking(move || read(pid)).await.ok()??)
+        let place = self.places.acquire_owned().await.ok()?;
+        let look = move || {
+            // Whoever asked may be gone before the thread is free again.
+            let _place = place;
+            read(pid)
+        };
+        command(&spawn_blocking(look).await.ok()??)
     }
 }
 
@@ -140,6 +145,7 @@ fn is_shown(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::sync::mpsc::{Receiver, channel};
     use std::time::Duration;
 
@@ -176,6 +182,31 @@ mod tests {
             look.await.unwrap()
         });
         assert_eq!(found.as_deref(), Some("late"), "others went on meanwhile");
+    }
+
+    /// The look of a client that has ended may wait for its process all the same, and has a thread.
+    #[test]
+    fn few_looks_take_a_thread_though_nobody_waits_for_them() {
+        static BEGUN: AtomicUsize = AtomicUsize::new(0);
+        static GO_ON: AtomicBool = AtomicBool::new(false);
+        let read = |_| {
+            BEGUN.fetch_add(1, Ordering::Relaxed);
+            while !GO_ON.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            None
+        };
+        let looks = Looks { read, ..Looks::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            for _ in 0..4 * MAX_LOOKS {
+                let look = tokio::time::timeout(Duration::from_millis(10), looks.clone().command(Some(1)));
+                assert!(look.await.is_err());
+            }
+        });
+        let begun = BEGUN.load(Ordering::Relaxed);
+        GO_ON.store(true, Ordering::Relaxed);
+        assert!(begun <= MAX_LOOKS, "{begun}");
     }
 
     #[test]
