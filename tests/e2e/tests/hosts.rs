@@ -193,6 +193,31 @@ fn nvml_says_the_same() {
     assert_eq!(said, "512 of 1024 in 1\n");
 }
 
+/// Runs a guest that looks at the GPU by a plug-in, with a limit of 100 MiB. Returns its lines.
+fn looks_by_plug_in(world: &World, preload: &str, scope: &[&str]) -> String {
+    let plug_in = world.dir().join("plug_in.so");
+    let nvml = world.dir().join("lib/libnvidia-ml.so.1");
+    if !nvml.exists() {
+        symlink(guest("nvml", true), &nvml).expect("a link");
+        let folder = world.dir().join("lib").display().to_string();
+        let how = ["-shared", "-fPIC", "-Wl,--no-as-needed", "-L", &folder, "-l:libnvidia-ml.so.1"];
+        world.link_to_driver(&plug_in, "linked_to_nvml.c", &how);
+    }
+    let plug_in = plug_in.to_string_lossy();
+    let arguments = [&[&*plug_in], scope].concat();
+    let program = Program::guest(world, "looks_by_plug_in", &arguments).env("NVSHARE_MEM_LIMIT", "100MiB");
+    program.env("LD_PRELOAD", preload).start().finish().passed().out.clone()
+}
+
+#[test]
+fn a_plug_in_that_has_nvml_for_itself_sees_the_same() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    assert_eq!(looks_by_plug_in(&world, "", &[]), "512 of 1024\n");
+    let library = Artifacts::get().library.to_string_lossy().into_owned();
+    assert_eq!(looks_by_plug_in(&world, &library, &[]), "0 of 100\n");
+}
+
 #[test]
 fn contexts_and_strangers_are_measured() {
     let world = World::simulated(CARD);

@@ -22,7 +22,7 @@ use nvshare_proto::GpuUuid;
 use crate::memory::devices::{self, Device};
 use crate::memory::quota::MappedPage;
 use crate::process::lock::lock;
-use crate::process::{c_library, config, lifecycle};
+use crate::process::{c_library, config, elf, lifecycle};
 use crate::session::{self, TenantPage};
 use crate::work::gate::door;
 
@@ -49,16 +49,25 @@ impl NvmlFunction {
         Self { name, address: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// The function. For a program that is linked to NVML, this is the next symbol with the name.
+    /// The function. For a program that is linked to NVML, this is the next symbol with the name. A plug-in may have NVML in its own
+    /// scope alone: then there is no next one.
     fn get(&self) -> Option<*mut c_void> {
         let mut address = self.address.load(Ordering::Relaxed);
         if address.is_null() {
-            // SAFETY: a pseudo-handle, and a C string.
-            address = unsafe { c_library::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            // SAFETY: a pseudo-handle.
+            address = unsafe { c_library::dlsym_quietly(libc::RTLD_NEXT, self.name) };
+            if address.is_null() {
+                address = in_nvml(self.name);
+            }
             self.address.store(address, Ordering::Relaxed);
         }
         (!address.is_null()).then_some(address)
     }
+}
+
+/// A function of the NVML that is loaded, in any scope; null if there is none.
+fn in_nvml(name: &CStr) -> *mut c_void {
+    elf::find_in_loaded(name, &["/libnvidia-ml.so"]).cast_mut()
 }
 
 /// Makes the hooks of NVML's functions. All of them take a device and one or two pointers.
