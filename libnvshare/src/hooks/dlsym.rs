@@ -111,6 +111,11 @@ unsafe fn is_ours(handle: *mut c_void, name: *const c_char) -> bool {
         }
         // SAFETY: a C string.
         let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+        if handle == libc::RTLD_NEXT && nvml::is_ours(name) {
+            // A library behind this one may stand before NVML's function, and would find itself. The next one may be NVML's own.
+            door::pass_by(name);
+            return false;
+        }
         return matches!(name, b"dlsym" | b"dlvsym") || nvml::is_ours(name);
     }
     // SAFETY: a C string.

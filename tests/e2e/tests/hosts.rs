@@ -219,6 +219,18 @@ fn a_plug_in_that_has_nvml_for_itself_sees_the_same() {
 }
 
 #[test]
+fn another_library_that_stands_before_nvml_is_called_once() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let library = Artifacts::get().library.to_string_lossy().into_owned();
+    let other = guest("stands_before_nvml", true).to_string_lossy().into_owned();
+    assert_eq!(looks_by_plug_in(&world, &other, &["global"]), "passed on\n512 of 1024\n");
+    for preload in [format!("{library}:{other}"), format!("{other}:{library}")] {
+        assert_eq!(looks_by_plug_in(&world, &preload, &["global"]), "passed on\n0 of 100\n", "{preload}");
+    }
+}
+
+#[test]
 fn contexts_and_strangers_are_measured() {
     let world = World::simulated(CARD);
     let processes = world.dir().join("processes");

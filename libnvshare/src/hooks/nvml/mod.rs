@@ -157,7 +157,8 @@ pub(crate) fn swap(found: *mut c_void, name: &[u8]) -> Option<*mut c_void> {
     Some(hook.0)
 }
 
-/// Finds another function of NVML, in the library that contains `nvml`, a function that the program called.
+/// Finds another function of NVML, in the library that contains `nvml`, a function that the program called. Another library may stand
+/// before that function alone.
 fn helper(nvml: *const c_void, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: zeroes are a valid answer, which the call fills. The name in it is the loader's and lives as long as the library,
     // which the call finds and does not load.
@@ -170,9 +171,10 @@ fn helper(nvml: *const c_void, name: &CStr) -> Option<*mut c_void> {
         if library.is_null() {
             return None;
         }
-        let found = c_library::dlsym(library, name.as_ptr());
+        let found = c_library::dlsym_quietly(library, name);
         // The library was loaded before, and stays loaded, as the program uses it.
         libc::dlclose(library);
+        let found = if found.is_null() { in_nvml(name) } else { found };
         (!found.is_null()).then_some(found)
     }
 }
