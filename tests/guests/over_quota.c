@@ -15,6 +15,9 @@ int main(void) {
     EXPECT(FN(cuMemAllocPitch_v2)(&b, &pitch, 50 * MIB, 1ul, 4) == 2);
     EXPECT(FN(cuMemAllocAsync)(&b, 50 * MIB, NULL) == 2);
     EXPECT(FN(cuMemCreate)(&b, 50 * MIB, &on_device, 0ul) == 2);
+    /* A part of the device's memory: the bytes of the identifier are the device and the part. */
+    struct properties on_part = {.type = 1, .location_type = 6, .location_id = 0x100};
+    EXPECT(FN(cuMemCreate)(&b, 50 * MIB, &on_part, 0ul) == 2);
     EXPECT(FN(cuArray3DCreate_v2)(&b, &shape) == 2);
     EXPECT(b == 0 && free_bytes() == before);
     CHECK(FN(cuMemAllocAsync)(&b, 40 * MIB, NULL));

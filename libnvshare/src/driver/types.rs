@@ -121,6 +121,16 @@ impl CUmemLocation {
     pub(crate) fn is_device(self, device: CUdevice) -> bool {
         self == Self { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device }
     }
+
+    /// The device that the memory is on, as a whole or in one of its parts. `None`: it is not on a device.
+    pub(crate) fn device(self) -> Option<CUdevice> {
+        match self.kind {
+            CU_MEM_LOCATION_TYPE_DEVICE => Some(self.id),
+            // The first byte is the device, the second one is the part.
+            CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN => Some(CUdevice::from(self.id.to_ne_bytes()[0])),
+            _ => None,
+        }
+    }
 }
 
 /// The beginning of `CUmemPoolProps`, and of `CUmemAllocationProp`.
@@ -235,6 +245,8 @@ pub(crate) const CU_MEMPOOL_ATTR_USED_MEM_CURRENT: c_int = 7;
 pub(crate) const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: c_int = 2;
 pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const CU_MEM_LOCATION_TYPE_DEVICE: c_int = 1;
+/// A part of a device's memory, since CUDA 13.5.
+pub(crate) const CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: c_int = 6;
 pub(crate) const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: c_int = 1;
 pub(crate) const CU_MEM_ATTACH_GLOBAL: c_uint = 1;
 /// The host, as the target of a prefetch.

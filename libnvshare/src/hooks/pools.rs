@@ -26,7 +26,10 @@ unsafe fn ordinary(properties: *const c_void) -> Option<&'static Device> {
     let asked = unsafe { properties.cast::<PoolProperties>().as_ref() }?;
     let plain = asked.properties.kind == PINNED && asked.properties.handle_types == 0 && asked.rest == [0; 9];
     // SAFETY: as above.
-    unsafe { device_of_properties(properties) }.filter(|device| plain && pools::may_be_managed(device))
+    let device = unsafe { device_of_properties(properties) }?;
+    // Managed memory cannot be on a part of a device.
+    let whole = asked.properties.location.is_device(device.ordinal);
+    (plain && whole && pools::may_be_managed(device)).then_some(device)
 }
 
 /// # Safety

@@ -4,9 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::driver;
-use crate::driver::types::{
-    CU_MEM_LOCATION_TYPE_DEVICE, CUdevice, CUdeviceptr, CUresult, CUstream, MemoryProperties,
-};
+use crate::driver::types::{CUdevice, CUdeviceptr, CUresult, CUstream, MemoryProperties};
 use crate::memory::allocations::Allocation;
 use crate::memory::devices::{self, Device};
 use crate::memory::{physical, sharing};
@@ -124,10 +122,7 @@ pub(crate) unsafe fn answer<T>(made: Result<T, CUresult>, place: *mut T) -> CUre
 pub(crate) unsafe fn device_of_properties(properties: *const c_void) -> Option<&'static Device> {
     // SAFETY: promised by the caller.
     let properties = unsafe { properties.cast::<MemoryProperties>().as_ref() }?;
-    if properties.location.kind != CU_MEM_LOCATION_TYPE_DEVICE {
-        return None;
-    }
-    let device = device_of(properties.location.id)?;
+    let device = device_of(properties.location.device()?)?;
     used_devices::add(device.ordinal);
     Some(device)
 }
