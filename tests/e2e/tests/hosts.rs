@@ -5,7 +5,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use nvshare_harness::{Artifacts, Finished, Program, Running, Scheduler, Status, World, guest, wait_until};
+use nvshare_harness::{
+    Artifacts, Finished, PlayedScheduler, Program, Running, Scheduler, Status, World, guest, wait_until,
+};
 use nvshare_proto::units::MIB;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -228,6 +230,16 @@ fn another_library_that_stands_before_nvml_is_called_once() {
     for preload in [format!("{library}:{other}"), format!("{other}:{library}")] {
         assert_eq!(looks_by_plug_in(&world, &preload, &["global"]), "passed on\n0 of 100\n", "{preload}");
     }
+}
+
+#[test]
+fn a_child_that_is_forked_while_nvml_is_asked_gets_an_answer() {
+    let world = World::simulated(CARD);
+    symlink(guest("nvml", true), world.dir().join("lib/libnvidia-ml.so.1")).expect("a link");
+    // It accepts connections and says nothing.
+    let _silent = PlayedScheduler::listen(&world);
+    let guest = Program::guest(&world, "looks_when_forked", &[]).env("NVSHARE_MEM_LIMIT", "100MiB");
+    guest.start().finish().passed();
 }
 
 #[test]

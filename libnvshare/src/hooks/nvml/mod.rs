@@ -12,8 +12,8 @@ pub(super) mod unhooked;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_client::TenantQuota;
@@ -21,7 +21,6 @@ use nvshare_proto::GpuUuid;
 
 use crate::memory::devices::{self, Device};
 use crate::memory::quota::MappedPage;
-use crate::process::lock::lock;
 use crate::process::{c_library, config, elf, lifecycle};
 use crate::session::{self, TenantPage};
 use crate::work::gate::door;
@@ -260,24 +259,37 @@ impl View {
 /// How long an answer of the scheduler is used. A program may watch memory for hours.
 const FRESH: Duration = Duration::from_secs(5);
 
+/// An answer of the scheduler. Its page is mapped while the answer lives.
+struct Answer {
+    asked: Instant,
+    page: TenantPage<MappedPage>,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if let TenantPage::Page(page) = self.page {
+            // SAFETY: only looks had the page, which have borrowed the answer.
+            unsafe { page.unmap() };
+        }
+    }
+}
+
 /// Looks at the page of this process's tenant. A tenant has none while no process of it uses a GPU. Returns `None` if no
 /// scheduler answers.
+///
+/// Nobody waits for the lock. In a forked child, the thread that holds it does not exist, and the child asks for itself.
 fn tenant<T>(look: impl FnOnce(Option<MappedPage>) -> T) -> Option<T> {
-    static KNOWN: Mutex<Option<(Instant, TenantPage<MappedPage>)>> = Mutex::new(None);
-    let mut known = lock(&KNOWN);
-    let page = match *known {
-        Some((asked, page)) if asked.elapsed() < FRESH => page,
-        _ => {
-            // The scheduler may have been replaced, and have another page.
-            let page = session::ask_for_page();
-            if let Some((_, TenantPage::Page(old))) = known.replace((Instant::now(), page)) {
-                // SAFETY: only this function had the page, and it does not use it any more.
-                unsafe { old.unmap() };
-            }
-            page
-        }
-    };
-    match page {
+    static KNOWN: Mutex<Option<Arc<Answer>>> = Mutex::new(None);
+    let is_fresh = |answer: &Arc<Answer>| answer.asked.elapsed() < FRESH;
+    let known = KNOWN.try_lock().ok().and_then(|known| known.clone().filter(is_fresh));
+    let answer = known.unwrap_or_else(|| {
+        // The scheduler may have been replaced, and have another page.
+        let answer = Arc::new(Answer { page: session::ask_for_page(), asked: Instant::now() });
+        let old = KNOWN.try_lock().ok().and_then(|mut known| known.replace(Arc::clone(&answer)));
+        drop(old);
+        answer
+    });
+    match answer.page {
         TenantPage::NoAnswer => None,
         TenantPage::None => Some(look(None)),
         TenantPage::Page(page) => Some(look(Some(page))),
