@@ -241,15 +241,15 @@ pub(crate) unsafe fn release_primary(
     // SAFETY: the caller's arguments.
     let call = || unsafe { real(device) };
     let _order = lock(&PRIMARY_CALLS);
-    let left = lock(&PRIMARY).iter_mut().find(|known| known.device == device).map(|known| {
-        known.retained = known.retained.saturating_sub(1);
-        known.retained
-    });
-    if left.is_some_and(|left| left > 0) {
-        return call();
-    }
+    let stays = lock(&PRIMARY).iter().any(|known| known.device == device && known.retained > 1);
     // A function without a hook may have retained it.
-    end_primary(device, call, || driver::primary_is_active(device))
+    let result = if stays { call() } else { end_primary(device, call, || driver::primary_is_active(device)) };
+    if result == CUresult::SUCCESS {
+        let mut primary = lock(&PRIMARY);
+        let known = primary.iter_mut().find(|known| known.device == device);
+        known.into_iter().for_each(|known| known.retained = known.retained.saturating_sub(1));
+    }
+    result
 }
 
 /// A reset ends what is in the context, even if the program still retains it.
@@ -314,10 +314,12 @@ pub(crate) unsafe fn create_green(
 pub(crate) unsafe fn destroy_green(real: signatures::cuGreenCtxDestroy, green: CUgreenCtx) -> CUresult {
     // SAFETY: the caller's argument.
     let call = || unsafe { real(green) };
-    let mut known = lock(&GREEN);
-    let Some(at) = known.iter().position(|(of, _)| *of == green) else { return call() };
-    let (_, context) = known.swap_remove(at);
-    drop(known);
+    let take = |known: &mut Vec<(CUgreenCtx, _)>| {
+        let at = known.iter().position(|(of, _)| *of == green)?;
+        Some(known.swap_remove(at).1)
+    };
+    let known = take(&mut lock(&GREEN));
+    let Some(context) = known else { return call() };
     let _order = lock(&PRIMARY_CALLS);
     let end_green = || {
         let (result, ended) = contexts::end(&context, call, || false);
