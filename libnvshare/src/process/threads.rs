@@ -59,6 +59,16 @@ fn has_keys() -> bool {
     }
 }
 
+/// Has Rust look up what it needs to start threads. Its first thread asks the loader, and so waits for its lock. This caller must not hold what
+/// a constructor of a library waits for, which runs under that lock.
+pub(crate) fn look_up() {
+    /// More than there are addresses, so no thread is started.
+    const TOO_LARGE: usize = 1 << 60;
+    if has_keys() {
+        let _ = std::thread::Builder::new().stack_size(TOO_LARGE).spawn(|| ());
+    }
+}
+
 /// Starts a thread of the library, with all signals blocked. Returns whether it was started.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
     if !has_keys() {

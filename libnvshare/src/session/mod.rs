@@ -64,6 +64,7 @@ pub(crate) fn start() {
     if START.is_completed() || driver::device_count().is_err() {
         return;
     }
+    threads::look_up();
     START.call_once(|| {
         let Ok(config) = config::get() else {
             // `cuInit` has failed. If the program goes on nevertheless, the library does nothing.

@@ -465,6 +465,17 @@ fn signals_of_the_host() {
 }
 
 #[test]
+fn a_constructor_allocates_while_another_thread_does_so_first() {
+    let world = World::simulated(CARD);
+    let program = world.dir().join("exports");
+    world.link_to_driver(&program, "starts_in_constructor.c", &["-rdynamic"]);
+    let mut command = Command::new(program);
+    command.arg(guest("constructor", true));
+    let program = Program::of(&world, "starts", command);
+    program.preloaded().start().finish().passed();
+}
+
+#[test]
 fn every_door_gives_the_same_hook() {
     let plugin = guest("plugin", true);
     let deep = plugin.with_file_name("deep.so");
