@@ -59,11 +59,9 @@ impl Books {
                 if bytes > 0 {
                     self.on_work(id);
                 }
-                // If the client has been given that room by now, its request has crossed the answer.
-                let most = self.state().gpu(gpu).map_or(0, |gpu| self.state().capacity(gpu, id));
-                self.change_account(id, gpu, |account| {
-                    account.needs = bytes.saturating_sub(account.room).min(most);
-                });
+                // If the client has been given that room by now, its request has crossed the answer. A need beyond the capacity, which may
+                // be nothing, is one as well: it gets an answer.
+                self.change_account(id, gpu, |account| account.needs = bytes.saturating_sub(account.room));
             }
             ClientMessage::Room(Amount { gpu, bytes }) => {
                 self.change_account(id, gpu, |account| {

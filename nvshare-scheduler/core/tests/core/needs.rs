@@ -1,10 +1,12 @@
 //! Allocations that must have their room at once, of clients that are parked: they get it as soon as what others have can
 //! be moved, and are refused only where it never can.
 
+use std::collections::BTreeMap;
+
 use nvshare_core::Config;
 use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, SchedulerMessage, Usage};
 
-use crate::table::{MS, Table, asked_to_leave, config, gpu, room_given, twelve_gib};
+use crate::table::{MS, Table, asked_to_leave, config, gpu, granted, room_given, twelve_gib};
 
 const MIB: u64 = 1 << 20;
 const NEIGHBOUR: u64 = 1;
@@ -131,4 +133,22 @@ fn a_client_that_cannot_drain_gets_the_room_without_which_it_cannot_go_on() {
     let sent = table.say(NEIGHBOUR, ClientMessage::LockReleased { epoch });
     let sent = table.give_back(sent);
     assert!(room_given(&sent, grows) >= 150 * MIB, "{sent:?}");
+}
+
+/// Its memory, which the library maps, comes back by no page fault: it asks again and again, as long as it is answered.
+#[test]
+fn a_client_that_asks_while_a_stranger_fills_the_gpu_is_answered_and_gets_its_room_later() {
+    let mut table = Table::new(Config { gpu_memory: None, reserve: Some(512 * MIB), ..config(false) });
+    table.register(PARKED, Gate::Closed, 300 * MIB, 300 * MIB);
+    table.sees(0, 256 * MIB, BTreeMap::new());
+    let sent = table.say(PARKED, ClientMessage::ReqLock);
+    assert!(granted(&sent, PARKED).is_some(), "{sent:?}");
+    let asked = ClientMessage::NeedRoom(room(300));
+    for _ in 0..2 {
+        assert_eq!(table.say(PARKED, asked.clone()), [(PARKED, SchedulerMessage::Room(room(0)))]);
+    }
+    table.sees(0, 2048 * MIB, BTreeMap::new());
+    let sent = table.say(PARKED, asked);
+    assert!(room_given(&sent, PARKED) >= 300 * MIB, "{sent:?}");
+    table.assert_at_rest();
 }
