@@ -155,7 +155,7 @@ pub struct Account<T> {
     lost: u64,
     /// Turns that have ended since room was lost.
     turns_without: u32,
-    /// Sums that the scheduler was last told: allocated and charged.
+    /// Sums that the scheduler was last told: allocated and charged. Lost room is in both.
     reported: (u64, u64),
     /// The limit is shared with the tenant's other processes.
     tenant: Option<T>,

@@ -12,7 +12,7 @@ impl<T: TenantQuota> Account<T> {
     /// The usage that the scheduler is told; notes it as told. Lost room counts as allocated: a process that runs beside this
     /// one has to do without it.
     pub fn usage(&mut self) -> Usage {
-        self.reported = (self.allocated + self.lost, self.charged);
+        self.reported = (self.allocated + self.lost, self.charged + self.lost);
         Usage {
             gpu: self.facts.gpu,
             total: self.facts.total,

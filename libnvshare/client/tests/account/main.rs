@@ -220,14 +220,14 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         }
         Operation::Limit => {
             account.start_metering();
-            // The scheduler goes by what it was told last.
+            // The scheduler goes by what it was told last: what was allocated and not absent.
             model.granted = i128::from(model.told);
             model.lost = 0;
             model.is_metered = true;
         }
         Operation::Tell => {
             let usage = account.usage();
-            model.told = account.charged();
+            model.told = usage.allocated - usage.absent;
             let allocated = account.allocated() + model.lost;
             assert_eq!((usage.allocated, usage.absent), (allocated, account.absent()));
         }
