@@ -26,7 +26,7 @@ use nvshare_proto::GpuUuid;
 
 use crate::kind::Kind;
 pub use admission::{Admission, Caller, Refusal};
-pub use waiting::Wait;
+pub use waiting::{Patience, Wait};
 
 /// The limit that a tenant's processes share on a device, and the bytes that they have together.
 pub trait TenantQuota: Copy {

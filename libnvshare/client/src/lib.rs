@@ -35,7 +35,9 @@ pub mod session;
 mod sharing;
 pub mod slabs;
 
-pub use account::{Account, Admission, Caller, DeviceFacts, DriverReserve, Refusal, TenantQuota, Wait};
+pub use account::{
+    Account, Admission, Caller, DeviceFacts, DriverReserve, Patience, Refusal, TenantQuota, Wait,
+};
 pub use kind::Kind;
 pub use machine::{Action, Input, Machine, MoverOrder, Ticket};
 pub use residency::{Piece, Residency};

@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvshare_client::machine::RETURN_PATIENCE;
-use nvshare_client::{Admission, Caller, DeviceFacts, DriverReserve, Kind, Refusal, Wait};
+use nvshare_client::{Admission, Caller, DeviceFacts, DriverReserve, Kind, Patience, Refusal, Wait};
 use nvshare_proto::env as names;
 use nvshare_proto::units::MIB;
 use nvshare_proto::{GpuUuid, MemoryMode, ThrottledLine};
@@ -347,16 +347,18 @@ impl Device {
         undo.done();
         let mut account = self.lock();
         // A parked client waits for its turn, which may take long. A running client is served or refused soon.
-        let mut left = PATIENCE;
-        while account.goes_on_waiting(wait) && !left.is_zero() {
+        let mut patience = Patience::new(PATIENCE);
+        while account.goes_on_waiting(wait)
+            && let Some(part) = patience.next_part()
+        {
             let (was_holding, begin) = (account.is_holding(), Instant::now());
-            (account, _) = self.changed.wait_timeout(account, left).unwrap_or_else(PoisonError::into_inner);
+            (account, _) = self.changed.wait_timeout(account, part).unwrap_or_else(PoisonError::into_inner);
             if was_holding && account.is_holding() {
-                left = left.saturating_sub(begin.elapsed());
+                patience.waited(begin.elapsed());
             }
         }
         let is_refused = account.is_refused();
-        if left.is_zero() {
+        if patience.next_part().is_none() {
             account.give_up_waiting();
             drop(account);
             self.changed.notify_all();

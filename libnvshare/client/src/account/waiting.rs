@@ -1,7 +1,12 @@
 //! Allocations that wait for room. The caller does the waiting itself.
 
+use std::time::Duration;
+
 use super::{Account, TenantQuota};
 use crate::kind::Kind;
+
+/// Longest part of a wait.
+const SLICE: Duration = Duration::from_secs(1);
 
 /// How long an allocation waits for its room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +22,30 @@ impl Wait {
     #[must_use]
     pub fn of(kind: Kind) -> Self {
         if kind.needs_room() { Self::AlsoWhileParked } else { Self::WhileHolding }
+    }
+}
+
+/// The time that an allocation still waits for room. It waits in parts. A process that is stopped in a part finds its room when it goes on,
+/// however long that was.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience(Duration);
+
+impl Patience {
+    /// An allocation that has not waited yet.
+    #[must_use]
+    pub fn new(left: Duration) -> Self {
+        Self(left)
+    }
+
+    /// The next part of the wait, at most; `None`: the wait is over.
+    #[must_use]
+    pub fn next_part(self) -> Option<Duration> {
+        Some(self.0.min(SLICE)).filter(|part| !part.is_zero())
+    }
+
+    /// A part of the wait has taken this long.
+    pub fn waited(&mut self, took: Duration) {
+        self.0 = self.0.saturating_sub(took.min(SLICE));
     }
 }
 
@@ -84,5 +113,26 @@ impl<T: TenantQuota> Account<T> {
         self.refused = self.waiting > 0;
         self.needs = 0;
         self.find_lost();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_in_which_the_process_was_stopped_is_no_wait() {
+        let mut patience = Patience::new(Duration::from_millis(2500));
+        let parts: Vec<Option<Duration>> = [1000, 3_600_000, 500, 0]
+            .map(|took| {
+                let part = patience.next_part();
+                patience.waited(Duration::from_millis(took));
+                part
+            })
+            .into();
+        assert_eq!(
+            parts,
+            [Some(1000), Some(1000), Some(500), None].map(|part| part.map(Duration::from_millis))
+        );
     }
 }
