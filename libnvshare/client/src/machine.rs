@@ -353,7 +353,11 @@ impl Machine {
     fn adopted(&mut self, epoch: Epoch) {
         self.act(Action::StartMetering);
         match self.phase {
-            Phase::Free | Phase::Running { .. } => self.phase = Phase::Running { epoch },
+            Phase::Free | Phase::Running { .. } => {
+                self.phase = Phase::Running { epoch };
+                // The scheduler does not tell anew that others wait.
+                self.act(Action::Bound(InFlight::while_others_wait(self.waiters)));
+            }
             _ => {
                 self.phase = Phase::Parked;
                 self.granted(epoch, Vec::new());

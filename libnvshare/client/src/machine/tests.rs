@@ -163,6 +163,20 @@ fn a_client_freed_while_it_drains_opens_its_gate_at_once() {
     assert_eq!(freed, [Action::Cancel, Action::StopMetering, Action::Begin { anyway: false }]);
 }
 
+/// The scheduler tells no news: the other one has waited since before scheduling was switched off.
+#[test]
+fn a_client_beside_a_waiter_is_bounded_again_when_scheduling_is_switched_on() {
+    let mut client = Client::running_contended();
+    let off = client.hear(SchedulerMessage::SchedOff);
+    assert_eq!(off, [Action::StopMetering, Action::Bound(InFlight::Unbounded)]);
+    let on = client.hear(SchedulerMessage::SchedOn { epoch: epoch(2) });
+    assert_eq!(on, [Action::StartMetering, Action::Bound(InFlight::Bounded)]);
+    client.hear(SchedulerMessage::Waiters { waiting: false });
+    client.hear(SchedulerMessage::SchedOff);
+    let on = client.hear(SchedulerMessage::SchedOn { epoch: epoch(3) });
+    assert_eq!(on, [Action::StartMetering, Action::Bound(InFlight::Unbounded)]);
+}
+
 #[test]
 fn an_eviction_moves_memory_only_behind_a_closed_gate() {
     let mut client = Client::running_contended();
@@ -257,7 +271,7 @@ fn a_program_without_a_scheduler_runs_and_warns_once() {
     // The client joins with an open gate.
     let joined =
         client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Running(epoch(4)) });
-    assert_eq!(joined, [Action::StartMetering]);
+    assert_eq!(joined, [Action::StartMetering, Action::Bound(InFlight::Unbounded)]);
     assert!(client.machine.is_running());
 }
 
@@ -295,7 +309,8 @@ fn a_scheduler_that_is_back_is_expected_no_more() {
     let mut client = Client::running_contended();
     client.feed(Input::Lost);
     let back = client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Running(epoch(4)) });
-    assert_eq!(back, [Action::Expect(false), Action::StartMetering]);
+    let adopted = [Action::Expect(false), Action::StartMetering, Action::Bound(InFlight::Unbounded)];
+    assert_eq!(back, adopted);
     assert_eq!(client.tick(6000, 0, 0), []);
 }
 
