@@ -536,6 +536,10 @@ impl Machine {
         let before = std::mem::replace(&mut self.ticked_at, now);
         if now.saturating_sub(before) >= AWAY {
             self.silent_since = self.silent_since.map(|_| now);
+            if let Phase::Draining { since, .. } = &mut self.phase {
+                // Nobody has looked whether the work goes on.
+                *since = now;
+            }
         }
         match &mut self.phase {
             Phase::Draining { epoch, patience, progress: last, since } => {

@@ -145,6 +145,21 @@ fn a_drain_without_progress_is_given_up_and_one_with_progress_is_not() {
     assert!(client.machine.is_running());
 }
 
+/// Its work has not had the time to complete.
+#[test]
+fn a_drain_goes_on_when_the_process_was_stopped_in_the_middle_of_it() {
+    let mut client = Client::running_contended();
+    client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
+    for after in [5, 60_000, 150] {
+        assert_eq!(client.tick(after, 1, 0), [], "after {after} ms");
+    }
+    let given_up = client.tick(60, 1, 0);
+    assert!(
+        given_up.contains(&Action::Send(ClientMessage::DropDeferred { epoch: epoch(1) })),
+        "{given_up:?}"
+    );
+}
+
 #[test]
 fn stale_orders_are_ignored() {
     let mut client = Client::running_contended();
