@@ -3,7 +3,7 @@
 //! Any other name goes to the C library's look-up by a tail jump. So `RTLD_NEXT` and `RTLD_DEFAULT` mean what they mean
 //! for the caller. With an ordinary function call, the C library would take this library for the caller.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 
 use super::nvml;
@@ -138,8 +138,8 @@ unsafe fn is_ours(handle: *mut c_void, name: *const c_char) -> bool {
 unsafe extern "C" fn our_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the caller's own arguments.
     let found = unsafe { next_of_driver(handle, name).unwrap_or_else(|| c_library::dlsym(handle, name)) };
-    // SAFETY: a C string: it was looked up.
-    unsafe { swap(found, name) }
+    // SAFETY: the caller's handle, and a C string: it was looked up.
+    unsafe { swap(found, handle, name) }
 }
 
 /// The driver's own function, for a caller that asks for the next one with a hook's name. To the C library, this library would be the
@@ -162,8 +162,8 @@ unsafe extern "C" fn our_dlvsym(
 ) -> *mut c_void {
     // SAFETY: the caller's own arguments.
     let found = unsafe { c_library::dlvsym(handle, name, version) };
-    // SAFETY: a C string: it was looked up.
-    unsafe { swap(found, name) }
+    // SAFETY: the caller's handle, and a C string: it was looked up.
+    unsafe { swap(found, handle, name) }
 }
 
 /// The address that the program gets for an address that was found under a name.
@@ -172,8 +172,8 @@ unsafe extern "C" fn our_dlvsym(
 /// this library.
 ///
 /// # Safety
-/// The name is a C string.
-unsafe fn swap(found: *mut c_void, name: *const c_char) -> *mut c_void {
+/// `found` was looked up with this handle and name.
+unsafe fn swap(found: *mut c_void, handle: *mut c_void, name: *const c_char) -> *mut c_void {
     if c_library::DLSYM.is_at(found) {
         shims::dlsym as *mut c_void
     } else if c_library::DLVSYM.is_at(found) {
@@ -183,19 +183,32 @@ unsafe fn swap(found: *mut c_void, name: *const c_char) -> *mut c_void {
         let text = unsafe { CStr::from_ptr(name) }.to_bytes();
         match (!found.is_null()).then(|| nvml::swap(found, text)).flatten() {
             Some(hook) => hook,
-            // Only this library has the symbol: without it, the program would find nothing.
+            // Only this library has the symbol: without it, the program would find nothing. The look-up that fails comes last: its
+            // message is the program's.
             // SAFETY: a pseudo-handle, and the caller's name.
             None if lookup::is_hook_of(&TABLE, found, text)
-                && unsafe { c_library::dlsym(libc::RTLD_NEXT, name) }.is_null()
-                && lookup::is_absent(text) =>
+                && lookup::is_absent(text)
+                && unsafe { c_library::dlsym(libc::RTLD_NEXT, name) }.is_null() =>
             {
                 ptr::null_mut()
             }
-            None if lookup::is_refused(&TABLE, found, text) => ptr::null_mut(),
+            // SAFETY: promised by the caller.
+            None if lookup::is_refused(&TABLE, found, text) => unsafe { not_found(handle, text) },
             // SAFETY: promised by the caller.
             None => unsafe { lookup::swap(&TABLE, found, name) },
         }
     }
+}
+
+/// Finds nothing, as a look-up of a name that is not there, and leaves a message that names it. Programs read `dlerror` after each null.
+///
+/// # Safety
+/// The handle is one that `dlsym` takes.
+unsafe fn not_found(handle: *mut c_void, name: &[u8]) -> *mut c_void {
+    let refused = [name, b" (newer than nvshare)"].concat();
+    // No function has a name with spaces.
+    // SAFETY: promised by the caller.
+    CString::new(refused).map_or(ptr::null_mut(), |name| unsafe { c_library::dlsym(handle, name.as_ptr()) })
 }
 
 #[cfg(test)]
