@@ -25,6 +25,7 @@ impl CUresult {
     pub(crate) const INVALID_HANDLE: Self = Self(400);
     pub(crate) const ILLEGAL_STATE: Self = Self(401);
     pub(crate) const NOT_READY: Self = Self(600);
+    pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
 
     /// Whether a stream capture is the cause of this error.

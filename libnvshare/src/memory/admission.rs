@@ -67,6 +67,9 @@ pub(super) fn make(
         backing.populate(&allocation, charged);
         allocation
     })?;
+    if free::end_with_context(&allocation) {
+        return Err(CUresult::CONTEXT_IS_DESTROYED);
+    }
     charge_late(device, &allocation);
     Ok(allocation)
 }

@@ -8,6 +8,7 @@ use nvshare_client::session::is_worth_offering;
 use super::allocations::{self, Allocation};
 use super::backing::{self, Freed, Work, swap};
 use super::devices::{self, Device};
+use super::mapping::Mapped;
 use super::{driver_reserve, exports, imports, pool_frees, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::bell;
@@ -157,6 +158,21 @@ pub(crate) fn forget_context(context: &Arc<Context>) {
         forget(&allocation);
     }
     swap::forget_context(context);
+}
+
+/// Ends memory that was on its way to the list while its context ended, with what was on it. Returns whether its context has ended.
+pub(super) fn end_with_context(allocation: &Arc<Allocation>) -> bool {
+    let is_programs = allocation.mapped.as_ref().is_some_and(Mapped::is_programs);
+    if allocation.kind.is_pools() || is_programs || !allocation.context.life().is_over() {
+        return false;
+    }
+    // The end of the context may have found it on the list.
+    if allocations::remove_this(allocation) || allocations::remove_hidden(allocation) {
+        allocation.set_leaving(true);
+        backing::of(allocation.kind).end(allocation);
+        forget(allocation);
+    }
+    true
 }
 
 /// Offers unused room to other clients after memory of a device was freed, if there is enough of it.

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
 use nvshare_harness::{Finished, PlayedScheduler, Program, Running, Scheduler, World, wait_until};
-use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, ClientStatus, Epoch, GpuUuid, SchedulerMessage, Usage};
 
 const CARD: [(&str, &str); 2] = [("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 /// Memory of the guest on each card, in bytes.
@@ -28,11 +28,16 @@ struct Played {
 impl Played {
     /// Until the guest has its memory, and the lock, and asks for nothing more.
     fn start(memory: &str, cards: usize) -> (Self, UnixListener) {
+        Self::start_guest("loses_card", memory, cards)
+    }
+
+    /// The same for another guest, which asks and works in the same way.
+    fn start_guest(guest: &str, memory: &str, cards: usize) -> (Self, UnixListener) {
         let gpus = cards.to_string();
         let world = World::with_memory(memory, &[&CARD[..], &[("NVSIM_GPUS", gpus.as_str())]].concat());
         let listener = PlayedScheduler::listen(&world);
         let file = |name: &str| world.dir().join(name).to_string_lossy().into_owned();
-        let guest = Program::guest(&world, "loses_card", &[&gpus]).env("NVSIM_LOST", &file("lost"));
+        let guest = Program::guest(&world, guest, &[&gpus]).env("NVSIM_LOST", &file("lost"));
         let guest = guest.holds_up("allocations", file("held"));
         let guest = guest.env("PARKED", &file("parked")).env("OVER", &file("over")).start();
         let (client, usage) = PlayedScheduler::accept(&listener);
@@ -206,6 +211,33 @@ fn work_goes_on_beside_a_lost_card() {
     let answers = answers(&finished);
     assert!(answers.len() == 7 && answers.iter().all(|(_, code)| *code == "214"), "{answers:?}");
     assert_eq!(finished.out.matches("other 0\n").count(), 3, "{}", finished.out);
+}
+
+/// No context is left in which the memory of the first card could come back.
+#[test]
+fn work_goes_on_beside_memory_of_a_card_without_a_context() {
+    let (mut played, _listener) = Played::start_guest("ends_last_context", "swap", 2);
+    played.evict();
+    played.work();
+    let finished = played.finish();
+    assert_eq!(finished.log.matches("16 MiB of the program's memory cannot come back").count(), 1);
+}
+
+/// It would be in the account for ever, and keep the gate shut once it has left the card.
+#[test]
+fn memory_that_was_being_made_when_its_context_ended_is_not_counted() {
+    let world = World::with_memory("swap", &CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let guest = Program::guest(&world, "allocates_beside_reset", &[]).until_told();
+    let guest = guest.holds_up("access", world.dir().join("held")).start();
+    wait_until("it has begun anew", || guest.out() == "ready\n" || !guest.lives());
+    Scheduler::until(&world, "its memory is what it has allocated since", |status| {
+        assert!(guest.lives(), "{}", guest.log());
+        let has = |client: &ClientStatus| client.usage.iter().map(|usage| usage.allocated).sum::<u64>();
+        status.find(guest.pid()).is_some_and(|client| has(client) == BYTES)
+    });
+    world.stop();
+    guest.finish().passed();
 }
 
 /// An eviction beside the restore would miss what is on its way.

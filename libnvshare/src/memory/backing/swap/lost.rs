@@ -1,6 +1,6 @@
-//! Memory that cannot come back: the card is lost, or the memory's context is broken.
+//! Memory that cannot come back: the card is lost, or the memory's context is broken or has ended.
 //!
-//! The driver answers each try with an error, and the gate would stay closed for ever. So the memory is given up: it leaves the account, the
+//! Each try ends in an error, and the gate would stay closed for ever. So the memory is given up: it leaves the account, the
 //! gate opens, and calls that submit work in its [context](Context::failure) answer the driver's error. They would do so with
 //! the memory, too.
 
@@ -17,7 +17,7 @@ use crate::process::lock::lock;
 use crate::process::log;
 use crate::work::contexts::Context;
 
-/// Memory is given up after this time, if the error is one that may pass.
+/// Memory is given up after this time, if the error is one that may pass, or another context may take the memory over.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A context whose memory does not come back.
@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 struct Failing {
     context: Arc<Context>,
     error: CUresult,
+    /// Memory may come back nevertheless.
+    may_pass: bool,
     since: Instant,
     last: Instant,
 }
@@ -33,14 +35,26 @@ static FAILING: Mutex<Vec<Failing>> = Mutex::new(Vec::new());
 
 /// Notes that memory of a context could not come back. The card being full is no such error.
 pub(super) fn note_failure(context: &Arc<Context>, error: CUresult) {
+    note(context, error, !error.ends_all_work());
+}
+
+/// Notes that memory could not come back in a context that has ended, if it has. A later context of the device takes memory over that
+/// belongs to none.
+pub(super) fn note_end(context: &Arc<Context>) {
+    if context.life().is_over() {
+        note(context, CUresult::CONTEXT_IS_DESTROYED, true);
+    }
+}
+
+fn note(context: &Arc<Context>, error: CUresult, may_pass: bool) {
     let now = Instant::now();
     let mut all = lock(&FAILING);
     if let Some(failing) = all.iter_mut().find(|failing| Arc::ptr_eq(&failing.context, context)) {
         // Nothing is tried between two turns, so that time does not count.
         let since = if now - failing.last < PATIENCE { failing.since } else { now };
-        (failing.error, failing.since, failing.last) = (error, since, now);
+        *failing = Failing { context: Arc::clone(context), error, may_pass, since, last: now };
     } else {
-        all.push(Failing { context: Arc::clone(context), error, since: now, last: now });
+        all.push(Failing { context: Arc::clone(context), error, may_pass, since: now, last: now });
     }
 }
 
@@ -51,9 +65,8 @@ pub(super) fn note_success(context: &Arc<Context>) {
 
 /// Gives up the absent memory of a device's contexts, where it cannot come back. None of it may be on its way.
 pub(super) fn give_up(device: &Device) {
-    let cannot_recover = |failing: &Failing| {
-        failing.error.ends_all_work() || failing.last.duration_since(failing.since) >= PATIENCE
-    };
+    let cannot_recover =
+        |failing: &Failing| !failing.may_pass || failing.last.duration_since(failing.since) >= PATIENCE;
     let mut lost = Vec::new();
     lock(&FAILING).retain(|failing| {
         let is_here = failing.context.device() == device.ordinal;
@@ -61,7 +74,7 @@ pub(super) fn give_up(device: &Device) {
             lost.push((Arc::clone(&failing.context), failing.error));
             return false;
         }
-        !failing.context.life().is_over()
+        !failing.context.life().is_over() || failing.last.elapsed() < PATIENCE
     });
     lost.iter().for_each(|(context, error)| give_up_in(context, device, *error));
 }

@@ -422,7 +422,10 @@ fn begin_in(
             return match error {
                 Some(CUresult::OUT_OF_MEMORY) => Begun::Full,
                 Some(error) => stop_and_note_error(allocation, error),
-                None => Begun::Stopped,
+                None => {
+                    lost::note_end(context);
+                    Begun::Stopped
+                }
             };
         }
     };
