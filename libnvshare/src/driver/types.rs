@@ -26,6 +26,8 @@ impl CUresult {
     pub(crate) const ILLEGAL_STATE: Self = Self(401);
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
+    /// The driver refuses calls from its own callbacks, in which no thread may wait.
+    pub(crate) const NOT_PERMITTED: Self = Self(800);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
 
     /// Whether a stream capture is the cause of this error.

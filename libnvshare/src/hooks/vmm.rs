@@ -22,9 +22,6 @@ pub(crate) use handles::{
     export_pool, get_properties, import_external, import_pointer, import_pool, map_arrays,
 };
 
-/// The driver refuses calls from its own callbacks, in which no thread may wait.
-const NOT_PERMITTED: CUresult = CUresult(800);
-
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn create(
@@ -66,7 +63,7 @@ pub(crate) unsafe fn create(
 /// As for the driver's function.
 pub(crate) unsafe fn release(real: signatures::cuMemRelease, handle: Handle) -> CUresult {
     if physical::is_ours(handle) {
-        return if callbacks::are_running() { NOT_PERMITTED } else { physical::release(handle) };
+        return if callbacks::are_running() { CUresult::NOT_PERMITTED } else { physical::release(handle) };
     }
     // Remove the charge first: once the handle is released, the driver may give it to another thread.
     let charge = drivers::remove(handle);
@@ -91,7 +88,7 @@ pub(crate) unsafe fn map(
     if physical::is_ours(handle) {
         let map = || physical::map(address, bytes as u64, offset as u64, handle, flags);
         return if callbacks::are_running() {
-            NOT_PERMITTED
+            CUresult::NOT_PERMITTED
         } else if physical::is_reserved(address, bytes as u64) {
             map()
         } else {
@@ -113,7 +110,7 @@ pub(crate) unsafe fn unmap(real: signatures::cuMemUnmap, address: CUdeviceptr, b
         unsafe { real(address, bytes as usize) }
     };
     if callbacks::are_running() && physical::is_in(address, bytes as u64) {
-        return NOT_PERMITTED;
+        return CUresult::NOT_PERMITTED;
     }
     physical::unmap(address, bytes as u64, drivers)
 }
@@ -135,7 +132,7 @@ pub(crate) unsafe fn set_access(
         return drivers(address, bytes as u64);
     }
     if callbacks::are_running() {
-        return NOT_PERMITTED;
+        return CUresult::NOT_PERMITTED;
     }
     // SAFETY: the caller's list, which has `count` entries.
     let wanted = unsafe { std::slice::from_raw_parts(access.cast::<CUmemAccessDesc>(), count) };

@@ -55,12 +55,16 @@ enum Looked {
     /// Look at this context instead, at the next poll. Its streams come and go, so doing it in the same poll might never end.
     Anew(Arc<Context>),
     NotYet,
+    /// The driver answers nothing to this thread, which runs a function of the host in a graph.
+    Forbidden,
 }
 
 /// Work that was submitted before a moment.
 #[derive(Debug)]
 pub(crate) struct Drain {
     targets: Vec<Target>,
+    /// The thread that looked last may not look.
+    is_forbidden: bool,
 }
 
 impl Drain {
@@ -77,7 +81,7 @@ impl Drain {
 
     /// All work in some contexts that was submitted so far.
     pub(crate) fn of_contexts(contexts: impl Iterator<Item = Arc<Context>>) -> Self {
-        Self { targets: contexts.map(Target::Context).collect() }
+        Self::to(contexts.map(Target::Context).collect())
     }
 
     /// Begins to synchronize with contexts in which no capture is open, for what the driver does at no query. Threads of their own
@@ -87,7 +91,16 @@ impl Drain {
             Looked::Became(waits) => waits,
             _ => Vec::new(),
         };
-        Self { targets: contexts.filter(|context| !captures::may_be_in(context)).flat_map(begin).collect() }
+        Self::to(contexts.filter(|context| !captures::may_be_in(context)).flat_map(begin).collect())
+    }
+
+    fn to(targets: Vec<Target>) -> Self {
+        Self { targets, is_forbidden: false }
+    }
+
+    /// Whether the last thread that looked may not look: it runs a function of the host, and may be what the work waits for.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        self.is_forbidden
     }
 
     /// Looks at the targets, and drops the complete ones. Returns how many are left.
@@ -100,6 +113,7 @@ impl Drain {
         if driver::has_ended() {
             self.targets.clear();
         }
+        self.is_forbidden = false;
         let mut left = Vec::with_capacity(self.targets.len());
         let mut open = std::mem::take(&mut self.targets);
         while let Some(target) = open.pop() {
@@ -118,6 +132,10 @@ impl Drain {
                     }
                 }
                 Looked::NotYet => left.push(target),
+                Looked::Forbidden => {
+                    self.is_forbidden = true;
+                    left.push(target);
+                }
             }
         }
         self.targets = left;
@@ -153,7 +171,7 @@ fn failed(what: &Target, error: CUresult) -> Looked {
     if error != CUresult::NOT_READY && !error.is_of_capture() {
         log::debug(format_args!("no look at {what:?}: {error:?}"));
     }
-    Looked::NotYet
+    if error == CUresult::NOT_PERMITTED { Looked::Forbidden } else { Looked::NotYet }
 }
 
 fn look(target: &Target) -> Looked {

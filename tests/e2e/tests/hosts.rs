@@ -28,6 +28,7 @@ nvshare_harness::with_both_memories! {
     memory_that_moves_looks_like_device_memory
     fills_return_before_they_are_done
     callbacks_that_call_cuda
+    functions_of_graphs_that_free
     default_streams_of_threads
     captures_on_threads_own_streams
     cancelled_threads_and_long_jumps
@@ -363,6 +364,10 @@ fn fills_return_before_they_are_done(memory: &str) {
 
 fn callbacks_that_call_cuda(memory: &str) {
     passes_under_turns(memory, "callback");
+}
+
+fn functions_of_graphs_that_free(memory: &str) {
+    passes(memory, "frees_in_graph", &[], &[]);
 }
 
 fn default_streams_of_threads(memory: &str) {

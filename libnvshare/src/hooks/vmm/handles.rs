@@ -3,7 +3,6 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
-use super::NOT_PERMITTED;
 use crate::driver::functions::signatures;
 use crate::driver::types::{
     CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemHandle, CUmemoryPool, CUresult, CUstream,
@@ -19,7 +18,7 @@ fn with_handles(
     call: impl FnOnce(&[(u64, u64, CUmemHandle)]) -> CUresult,
 ) -> CUresult {
     if callbacks::are_running() {
-        return NOT_PERMITTED;
+        return CUresult::NOT_PERMITTED;
     }
     pass_gate_for_addresses(|| match physical::handles(handle) {
         Some(handles) => {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::driver::types::CUresult;
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::backing::{Freed, Work};
 use crate::memory::devices::{self, Device};
@@ -118,12 +119,16 @@ fn end(allocation: &Allocation) -> Option<Arc<Allocation>> {
 }
 
 /// Frees an allocation that is off the list, once the work before the free is complete and no look at it is under way. If that
-/// takes too long, [`finish`] frees it.
-pub(super) fn free(allocation: &Arc<Allocation>, work: Work) -> Freed {
+/// takes too long, [`finish`] frees it. `call` is the driver's own free.
+pub(super) fn free(allocation: &Arc<Allocation>, work: Work, call: &dyn Fn() -> CUresult) -> Freed {
     if work == Work::MayRun {
         let begin = Instant::now();
         let mut before = Drain::of(allocation.device);
         while !is_away(allocation) && before.poll() > 0 && !lifecycle::is_exiting() {
+            if before.is_forbidden() {
+                // The function of the host would wait for itself, and the driver refuses the call.
+                return Freed::Not(call());
+            }
             if captures::open() > 0 && begin.elapsed() >= PATIENCE_BESIDE_CAPTURE {
                 leave(allocation, Some(before));
                 return Freed::Later;

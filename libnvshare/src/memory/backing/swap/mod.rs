@@ -64,7 +64,7 @@ impl Backing for Swap {
             // The callback would wait for itself. The driver refuses the call: it does not know the address as an allocation.
             return Freed::Not(call());
         }
-        let freed = late_free::free(allocation, work);
+        let freed = late_free::free(allocation, work, call);
         ahead::tidy();
         freed
     }
