@@ -32,7 +32,7 @@ impl Books {
     }
 
     /// Takes a client that is gone out of the ledgers of its GPUs. If its process remains, its room stays
-    /// charged to it. Returns these bytes.
+    /// charged to it, with all that the process had left before. Returns these bytes.
     fn take_off_gpus(&mut self, client: &Client, process_remains: bool) -> u64 {
         let (now, grace) = (self.state().now(), self.state().config().grace);
         let mut kept_bytes: u64 = 0;
@@ -42,6 +42,12 @@ impl Books {
             self.change_gpu(*uuid, remove);
             self.queue_with_watchers(*uuid);
             kept_bytes = kept_bytes.saturating_add(stays);
+        }
+        if process_remains {
+            for uuid in self.state().gpu_uuids() {
+                let handed_on = self.change_gpu(uuid, |gpu| gpu.hand_on_departed(client)).unwrap_or(0);
+                kept_bytes = kept_bytes.saturating_add(handed_on);
+            }
         }
         kept_bytes
     }

@@ -141,3 +141,26 @@ fn all_that_a_process_left_is_free_when_it_ends() {
     let sent = table.happens(Event::Exited { client: 3, identity: process });
     assert!(granted(&sent, 2).is_some(), "{:?}", table.core.client_status());
 }
+
+/// It names another GPU each time.
+#[test]
+fn all_that_a_process_left_is_one_row() {
+    let process = Identity { pid: Some(9), process: Some(1), ..Identity::default() };
+    let mut table = Table::new(config(false));
+    let on = |n| Usage { gpu: gpu(n), allocated: GIB, absent: 0, ..twelve_gib(0) };
+    for n in 0..40 {
+        table.register_as(u64::from(n), process, Gate::Closed, on(n));
+        table.happens(Event::Disconnected { client: u64::from(n), process_remains: true });
+    }
+    let rows = table.core.client_status();
+    let left: Vec<_> = rows.iter().filter(|row| !row.gone).map(|row| (row.client, row.resident)).collect();
+    assert_eq!(left, [(39, 40 * GIB)]);
+    assert!(rows.len() <= 32, "{}", rows.len());
+    assert!(table.core.gpu_status().iter().all(|gpu| gpu.resident == GIB));
+    // It names one of them again, and ends.
+    table.register_as(50, process, Gate::Closed, on(3));
+    table.happens(Event::Disconnected { client: 50, process_remains: true });
+    assert!(table.core.gpu_status().iter().all(|gpu| gpu.resident == GIB));
+    table.happens(Event::Exited { client: 50, identity: process });
+    assert!(table.core.gpu_status().iter().all(|gpu| gpu.resident == 0));
+}
