@@ -6,13 +6,18 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use futures_util::SinkExt;
-use nvshare_proto::codec::{self, Frames};
-use nvshare_proto::{MAX_SEGMENTS, Reply, Request};
+use nvshare_proto::codec::{self, Error, Frames};
+use nvshare_proto::{MAX_SEGMENTS, Reply, Request, ThrottledLine};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tokio_util::codec::Framed;
+
+use crate::log;
+
+/// A program may ask each second.
+static NOT_SENT: ThrottledLine = ThrottledLine::new(log::warn);
 
 /// A reader that reads nothing for this long, with its socket full, is cut off.
 pub(crate) const WRITE_PATIENCE: Duration = Duration::from_secs(10);
@@ -43,11 +48,20 @@ pub(crate) fn shorten(framed: &mut Stream) -> bool {
     rest.len() <= MAX_FRAME_READ
 }
 
-/// Sends replies; false if the other end does not read.
+/// Sends replies; false if the other end does not read. One that fits no frame ends them, and the other end is told so.
 pub(crate) async fn tell_all(framed: &mut Stream, replies: impl IntoIterator<Item = Reply>) -> bool {
     let all = async {
         for reply in replies {
-            framed.feed(reply).await?;
+            match framed.feed(reply).await {
+                Ok(()) => {}
+                Err(Error::Io(error)) => return Err(Error::Io(error)),
+                Err(error) => {
+                    let reason = format!("the answer cannot be sent: {error}");
+                    NOT_SENT.say(format_args!("{reason}"));
+                    framed.feed(Reply::Refused { reason }).await?;
+                    break;
+                }
+            }
         }
         framed.flush().await
     };
@@ -85,7 +99,28 @@ pub(crate) async fn tell_with(
 
 #[cfg(test)]
 mod tests {
+    use futures_util::StreamExt;
+    use nvshare_proto::AdminReply;
+
     use super::*;
+
+    /// As the status of more rows than one frame has room for.
+    #[tokio::test]
+    async fn an_answer_that_fits_no_frame_is_refused_and_the_connection_goes_on() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut framed = on(ours);
+        let reads = tokio::spawn(async move {
+            let mut theirs = Framed::new(theirs, Frames::<Reply, Request>::default());
+            [theirs.next().await, theirs.next().await].map(|reply| reply.unwrap().unwrap())
+        });
+        let done = |text: String| Reply::Admin(AdminReply::Done { text });
+        assert!(tell_all(&mut framed, [done("x".repeat(1 << 20))]).await);
+        assert!(tell_all(&mut framed, [done("y".to_owned())]).await);
+        let [first, second] = reads.await.unwrap();
+        let Reply::Refused { reason } = first else { panic!("{first:?}") };
+        assert!(reason.contains("too long"), "{reason}");
+        assert_eq!(second, done("y".to_owned()));
+    }
 
     #[tokio::test]
     async fn a_client_that_may_say_short_things_alone_is_read_as_before() {
