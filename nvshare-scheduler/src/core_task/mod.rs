@@ -152,6 +152,7 @@ impl CoreTask {
                 Woken::ForStatus => {}
                 Woken::ToLookAround => {
                     self.look_for_stopped();
+                    self.look_for_stuck_question();
                     looks = (looks + 1) % LOOKS;
                     if looks == 0 {
                         self.forget_the_gone();
@@ -395,6 +396,13 @@ impl CoreTask {
                 let _ = commands.blocking_send(Command::Stopped(processes::stopped(of).collect()));
             })
         });
+    }
+
+    /// Warns where NVML does not answer: GPUs stay as large as they were when it last did.
+    fn look_for_stuck_question(&mut self) {
+        if let Some(gpu) = self.nvml.newly_stuck(self.now()) {
+            warn!("NVML does not answer about {gpu}, and nothing is measured on any GPU until it does");
+        }
     }
 
     fn look_around(&mut self) {

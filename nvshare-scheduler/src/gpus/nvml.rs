@@ -32,6 +32,10 @@ pub(crate) struct NvmlThread {
     questions: mpsc::Sender<GpuUuid>,
     /// The open question about each GPU.
     asked: BTreeMap<GpuUuid, Question>,
+    /// When the last answer came.
+    answered_at: Time,
+    /// Whether the log says that the next one is overdue.
+    is_stuck: bool,
 }
 
 /// A question that is not answered yet.
@@ -41,6 +45,9 @@ struct Question {
     /// Somebody wants to know what is so later than that.
     is_asked_again: bool,
 }
+
+/// A question whose turn it has been for longer may never be answered.
+const STUCK_AFTER: Duration = Duration::from_secs(30);
 
 impl NvmlThread {
     /// Starts the thread, which opens NVML when it is first asked, and calls `answer`, with none where NVML is not there or does
@@ -69,7 +76,7 @@ impl NvmlThread {
         if let Err(error) = std::thread::Builder::new().name("nvml".to_owned()).spawn(work) {
             info!("no thread for NVML ({error}): GPUs are as large as their clients say");
         }
-        Self { questions, asked: BTreeMap::new() }
+        Self { questions, asked: BTreeMap::new(), answered_at: Time::ZERO, is_stuck: false }
     }
 
     /// Asks about a GPU, unless the last question about it is still open.
@@ -94,10 +101,21 @@ impl NvmlThread {
     /// looked at over and over would otherwise keep all answers from the others.
     pub(crate) fn answered(&mut self, gpu: GpuUuid, now: Time) -> Option<Time> {
         let Question { asked_at, is_asked_again } = self.asked.remove(&gpu)?;
+        (self.answered_at, self.is_stuck) = (now, false);
         if is_asked_again {
             self.ask(gpu, now);
         }
         Some(asked_at)
+    }
+}
+
+impl NvmlThread {
+    /// The GPU that NVML does not answer about, if that is news: it is asked about one after the other, so the oldest question keeps
+    /// all others waiting.
+    pub(crate) fn newly_stuck(&mut self, now: Time) -> Option<GpuUuid> {
+        let (&gpu, oldest) = self.asked.iter().min_by_key(|(_, question)| question.asked_at)?;
+        let is_overdue = now.saturating_sub(oldest.asked_at.max(self.answered_at)) > STUCK_AFTER;
+        (is_overdue && !std::mem::replace(&mut self.is_stuck, true)).then_some(gpu)
     }
 }
 
@@ -161,7 +179,8 @@ mod tests {
     #[test]
     fn each_answer_says_when_it_was_asked_for_and_is_followed_by_another_for_one_who_has_asked_since() {
         let (questions, asked) = mpsc::channel();
-        let mut nvml = NvmlThread { questions, asked: BTreeMap::new() };
+        let mut nvml =
+            NvmlThread { questions, asked: BTreeMap::new(), answered_at: Time::ZERO, is_stuck: false };
         let (gpu, at) = (GpuUuid([1; 16]), Time::from_secs);
         let open = || asked.try_iter().count();
         nvml.ask_anew(gpu, at(1));
@@ -174,6 +193,23 @@ mod tests {
             assert_eq!((open(), nvml.answered(gpu, at(second))), (1, Some(at(second - 1))));
         }
         assert_eq!((nvml.answered(gpu, at(1000)), nvml.answered(gpu, at(1000))), (Some(at(999)), None));
+    }
+
+    #[test]
+    fn a_question_that_is_not_answered_is_told_of_once_until_an_answer_comes() {
+        let (questions, _asked) = mpsc::channel();
+        let mut nvml =
+            NvmlThread { questions, asked: BTreeMap::new(), answered_at: Time::ZERO, is_stuck: false };
+        let (stuck, other, at) = (GpuUuid([2; 16]), GpuUuid([1; 16]), Time::from_secs);
+        nvml.ask(stuck, at(1));
+        nvml.ask(other, at(2));
+        let told = [31, 32, 33, 90].map(|second| nvml.newly_stuck(at(second)));
+        assert_eq!(told, [None, Some(stuck), None, None]);
+        nvml.answered(stuck, at(91));
+        let told = [92, 121, 122, 123].map(|second| nvml.newly_stuck(at(second)));
+        assert_eq!(told, [None, None, Some(other), None]);
+        nvml.answered(other, at(124));
+        assert_eq!(nvml.newly_stuck(at(200)), None);
     }
 
     #[test]
