@@ -66,7 +66,7 @@ impl Looks {
         let (pid, read) = (pid?, self.read);
         let place = self.places.acquire_owned().await.ok()?;
         let look = move || {
-            // Whoever asked may be gone before the thread is free again.
+            // The client may be gone before the thread is free again.
             let _place = place;
             read(pid)
         };

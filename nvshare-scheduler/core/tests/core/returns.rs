@@ -132,14 +132,16 @@ fn a_process_that_left_and_has_nothing_is_given_up() {
 #[test]
 fn all_that_a_process_left_is_free_when_it_ends() {
     let process = Identity { pid: Some(9), process: Some(1), ..Identity::default() };
-    let mut table = left_behind();
-    // It comes back without that GPU, and goes again.
-    let elsewhere = Usage { gpu: gpu(1), allocated: 0, absent: 0, ..twelve_gib(0) };
-    table.register_as(3, process, Gate::Closed, elsewhere);
-    table.happens(Event::Disconnected { client: 3, process_remains: true });
-    assert_eq!(table.core.gpu_status()[0].resident, 12 * GIB);
-    let sent = table.happens(Event::Exited { client: 3, identity: process });
-    assert!(granted(&sent, 2).is_some(), "{:?}", table.core.client_status());
+    for process_remains in [true, false] {
+        let mut table = left_behind();
+        // It comes back without that GPU, and goes again.
+        let elsewhere = Usage { gpu: gpu(1), allocated: 0, absent: 0, ..twelve_gib(0) };
+        table.register_as(3, process, Gate::Closed, elsewhere);
+        table.happens(Event::Disconnected { client: 3, process_remains });
+        assert_eq!(table.core.gpu_status()[0].resident, 12 * GIB);
+        let sent = table.happens(Event::Exited { client: 3, identity: process });
+        assert!(granted(&sent, 2).is_some(), "{:?}", table.core.client_status());
+    }
 }
 
 /// It names another GPU each time.
