@@ -205,7 +205,7 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
     evicting.out
 }
 
-/// Begins to move a chunk out. `host_is_full`: only chunks leave that need no more host memory: no work has touched them since they
+/// Begins to move a chunk out. `host_is_full`: only chunks leave that need no more host memory. No work has touched them since they
 /// came, or nothing of them has to be copied. They make room for the clients that had made room for them.
 fn begin_out(
     allocation: &Arc<Allocation>,
