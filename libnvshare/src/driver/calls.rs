@@ -40,11 +40,6 @@ impl Drop for Relaxed {
     }
 }
 
-/// Whether the calling thread is in RELAXED mode.
-pub(crate) fn is_relaxed() -> bool {
-    Relaxed::begin().before == CU_STREAM_CAPTURE_MODE_RELAXED
-}
-
 fn exchange(mut mode: c_int) -> c_int {
     if let Some(exchange) = functions::cuThreadExchangeStreamCaptureMode.get() {
         // SAFETY: reads and writes the one word. Before `cuInit` it fails and changes nothing.

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::sync::Mutex;
 
-use nvshare_proto::MemoryMode;
-
 use super::target::{answer, target};
 use crate::driver;
 use crate::driver::functions::{self, signatures};
@@ -17,31 +15,7 @@ use crate::memory::backing::{AllocationRequest, Work};
 use crate::memory::devices::Device;
 use crate::memory::{deferred_free, free};
 use crate::process::lock::lock;
-use crate::work::captures;
 use crate::work::contexts::Context;
-
-/// Makes one call that the driver refuses beside some open captures, which this breaks: an allocation, of which nothing stays. The calls by
-/// which the library maps memory disturb no capture, and natively the program's own call does.
-fn refused_beside_captures(context: &Context) -> Result<(), CUresult> {
-    if captures::open() == 0 || driver::is_relaxed() {
-        return Ok(());
-    }
-    let Some(allocate) = functions::cuMemAlloc_v2.get() else { return Ok(()) };
-    let mut base = 0;
-    // SAFETY: a place for the address, and a value.
-    match unsafe { allocate(&raw mut base, 1) } {
-        CUresult::SUCCESS => free_unused(context, base),
-        refused if refused.is_of_capture() => return Err(refused),
-        // Any other error is no answer to this question.
-        _ => {}
-    }
-    Ok(())
-}
-
-/// The same for an allocation on a device, if the library maps memory there.
-fn refused_on(device: &Device, context: &Context) -> Result<(), CUresult> {
-    if device.memory == MemoryMode::Swap { refused_beside_captures(context) } else { Ok(()) }
-}
 
 /// # Safety
 /// As for the driver's function.
@@ -55,9 +29,6 @@ pub(crate) unsafe fn alloc(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes) };
     };
-    if let Err(refused) = refused_on(device, &context) {
-        return refused;
-    }
     let made = allocate(AllocationRequest::for_device_memory(device, context, bytes as u64), || {
         let mut base = 0;
         // SAFETY: a place for the address, and a value.
@@ -151,9 +122,7 @@ pub(crate) unsafe fn alloc_pitch(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, pitch, width, height, element) };
     };
-    let known_pitch =
-        refused_on(device, &context).and_then(|()| pitch_of(real, device, &context, width, element));
-    let known_pitch = match known_pitch {
+    let known_pitch = match pitch_of(real, device, &context, width, element) {
         Ok(pitch) => pitch,
         Err(error) => return error,
     };
@@ -261,11 +230,6 @@ pub(crate) fn free_unless_freed(base: CUdeviceptr, call: impl Fn() -> CUresult) 
 /// The same for a call that waits for the work of the memory's context.
 fn free_that_waits(base: CUdeviceptr, call: impl Fn() -> CUresult) -> CUresult {
     if let Some(allocation) = allocations::find(base) {
-        if allocation.kind == Kind::Mapped
-            && let Err(refused) = refused_beside_captures(&allocation.context)
-        {
-            return refused;
-        }
         deferred_free::free_due_of_context(&allocation.context);
     }
     free_unless_freed(base, call)

@@ -25,7 +25,6 @@ nvshare_harness::with_both_memories! {
     a_capture_begins_beside_a_full_queue_of_another_context
     a_primary_context_ends_with_the_green_one_that_outlived_its_release
     a_capture_that_stays_open_is_not_looked_into
-    an_allocation_beside_a_capture_breaks_it_as_without_the_library
     looks_at_contexts_that_fail
     second_context
     memory_of_a_pool_outlives_a_reset
@@ -197,13 +196,6 @@ fn a_primary_context_ends_with_the_green_one_that_outlived_its_release(memory: &
 
 fn a_capture_that_stays_open_is_not_looked_into(memory: &str) {
     in_turns(memory, "capture_stays_open", &[], 1);
-}
-
-fn an_allocation_beside_a_capture_breaks_it_as_without_the_library(memory: &str) {
-    let world = World::with_memory(memory, CARD);
-    Program::guest(&world, "unsafe_beside_capture", &[]).alone().start().finish().passed();
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    Program::guest(&world, "unsafe_beside_capture", &[]).start().finish().passed();
 }
 
 fn looks_at_contexts_that_fail(memory: &str) {
