@@ -45,8 +45,12 @@ impl Books {
         }
         if process_remains {
             for uuid in self.state().gpu_uuids() {
-                let handed_on = self.change_gpu(uuid, |gpu| gpu.hand_on_departed(client)).unwrap_or(0);
-                kept_bytes = kept_bytes.saturating_add(handed_on);
+                let earlier = self.change_gpu(uuid, |gpu| gpu.hand_on_departed(client)).unwrap_or_default();
+                for (id, bytes) in earlier {
+                    // Nothing is left under its number, and those that count clients may forget it.
+                    self.report_mut().emit_on(EventKind::Ended, id, uuid, bytes);
+                    kept_bytes = kept_bytes.saturating_add(bytes);
+                }
             }
         }
         kept_bytes

@@ -9,7 +9,7 @@ use crate::Time;
 use crate::policy::patience::{STUBBORN_AFTER, evict_again_after, retry_after};
 use crate::report::warnings::Topic;
 use crate::state::State;
-use crate::state::account::{Account, EvictOrder, Rates, Unevictable};
+use crate::state::account::{Account, EvictOrder, MAX_BYTES, Rates, Unevictable};
 use crate::state::client::{Client, ClientId, HandOver, MAX_GPUS_PER_CLIENT, NextReason, Phase};
 use crate::steps::books::Books;
 
@@ -61,6 +61,7 @@ impl Books {
                 }
                 // If the client has been given that room by now, its request has crossed the answer. A need beyond the capacity, which may
                 // be nothing, is one as well: it gets an answer.
+                let bytes = bytes.min(MAX_BYTES);
                 self.change_account(id, gpu, |account| account.needs = bytes.saturating_sub(account.room));
             }
             ClientMessage::Room(Amount { gpu, bytes }) => {

@@ -36,15 +36,15 @@ impl Gpu {
     }
 
     /// The memory that a client's process had left before it came back, without this GPU, counts as left by this client, which has
-    /// gone as well: a process is one row, however often it comes. Returns these bytes.
-    pub(crate) fn hand_on_departed(&mut self, client: &Client) -> u64 {
+    /// gone as well: a process is one row, however often it comes. Returns the earlier clients, with what each had left.
+    pub(crate) fn hand_on_departed(&mut self, client: &Client) -> Vec<(ClientId, u64)> {
         let is_earlier =
             |id: ClientId, left: &Departed| id < client.id && left.identity.is_same_process(client.identity);
         let earlier = self.departed.extract_if(.., |id, departed| is_earlier(*id, departed));
         let earlier: Vec<(ClientId, Departed)> = earlier.collect();
-        let mut handed_on: u64 = 0;
+        let mut handed_on = Vec::new();
         for (id, mut departed) in earlier {
-            handed_on = handed_on.saturating_add(departed.bytes);
+            handed_on.push((id, departed.bytes));
             let due = self.ledger.entry(id).and_then(|entry| entry.due);
             self.ledger.set(id, None);
             let own = self.departed.get(&client.id).map_or(0, |own| own.bytes);

@@ -1,9 +1,9 @@
 //! Clients and schedulers that come back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nvshare_core::{Config, Core, Event, Identity, Output};
-use nvshare_proto::{Amount, ClientMessage, ClientState, Gate, Register, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, ClientState, EventKind, Gate, Register, SchedulerMessage, Usage};
 
 use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, granted, newcomer, registered, twelve_gib};
 
@@ -153,6 +153,14 @@ fn all_that_a_process_left_is_one_row() {
     for n in 0..40 {
         table.register_as(u64::from(n), process, Gate::Closed, on(n));
         table.happens(Event::Disconnected { client: u64::from(n), process_remains: true });
+        let told: BTreeSet<_> = std::iter::from_fn(|| table.core.poll_incident())
+            .filter_map(|incident| Some((incident.client?, incident.kind)))
+            .filter(|(_, kind)| matches!(kind, EventKind::Left | EventKind::Ended))
+            .map(|(client, kind)| (client, kind == EventKind::Ended))
+            .collect();
+        // Nothing is left under the number before.
+        let before = n.checked_sub(1).map(|n| (u64::from(n), true));
+        assert_eq!(told, before.into_iter().chain([(u64::from(n), false)]).collect());
     }
     let rows = table.core.client_status();
     let left: Vec<_> = rows.iter().filter(|row| !row.gone).map(|row| (row.client, row.resident)).collect();
