@@ -126,6 +126,8 @@ impl CoreTask {
     pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         self.listing.look_first().await;
         self.know_gpus();
+        // Clients of the run before are waited for from now on, as nobody was heard meanwhile.
+        self.started = Instant::now();
         let mut looks: u32 = 0;
         let mut look_around = tokio::time::interval(LOOK_EVERY);
         look_around.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
