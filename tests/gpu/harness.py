@@ -112,10 +112,9 @@ class Job:
         command = [str(HERE / "workloads" / script) if "/" not in script else script, *map(str, arguments)]
         if command[0].endswith(".py"):
             command.insert(0, sys.executable)
-        environment = dict(os.environ, **(env or {}))
+        environment = dict(scheduler.env if scheduler else os.environ, **(env or {}))
         self.scheduler = scheduler
         if scheduler:
-            environment.update(scheduler.env)
             environment.setdefault("NVSHARE_LOG", "info")
             command = [str(DIST / "bin/nvshare-ctl"), "run", "--library", str(DIST / "lib/nvshare/libnvshare.so"), "--", *command]
         if go:
