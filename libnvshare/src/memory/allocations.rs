@@ -112,6 +112,13 @@ impl Allocation {
         self.mapped.as_ref().is_some_and(Mapped::is_pinned)
     }
 
+    /// Whether the memory ends with the context that it was created in. Memory of pools, and of `cuMemCreate`, belongs to the device and
+    /// lives on, also after a reset of the primary context (measured: `pool_reset_probe.py`).
+    pub(super) fn ends_with_its_context(&self) -> bool {
+        let is_programs = self.mapped.as_ref().is_some_and(Mapped::is_programs);
+        !self.kind.is_pools() && !is_programs
+    }
+
     /// Whether the allocation can be moved.
     pub(crate) fn is_movable(&self) -> bool {
         self.kind.is_movable()
@@ -299,12 +306,10 @@ pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
     found
 }
 
-/// Removes the allocations that end with a context: all that were created in it. Memory of pools, and of `cuMemCreate`, belongs to
-/// the device and lives on, also after a reset of the primary context (measured: `pool_reset_probe.py`).
+/// Removes the allocations that end with a context.
 pub(crate) fn remove_context(context: &Arc<Context>) -> Vec<Arc<Allocation>> {
     let goes = |allocation: &Allocation| {
-        let is_programs = allocation.mapped.as_ref().is_some_and(Mapped::is_programs);
-        Arc::ptr_eq(&allocation.context, context) && !allocation.kind.is_pools() && !is_programs
+        Arc::ptr_eq(&allocation.context, context) && allocation.ends_with_its_context()
     };
     let going: Vec<Arc<Allocation>> = all().filter(|allocation| goes(allocation)).collect();
     let remove = |allocation: Arc<Allocation>| {

@@ -8,7 +8,6 @@ use nvshare_client::session::is_worth_offering;
 use super::allocations::{self, Allocation};
 use super::backing::{self, Freed, Work, swap};
 use super::devices::{self, Device};
-use super::mapping::Mapped;
 use super::{driver_reserve, exports, imports, pool_frees, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::bell;
@@ -162,8 +161,7 @@ pub(crate) fn forget_context(context: &Arc<Context>) {
 
 /// Ends memory that was on its way to the list while its context ended, with what was on it. Returns whether its context has ended.
 pub(super) fn end_with_context(allocation: &Arc<Allocation>) -> bool {
-    let is_programs = allocation.mapped.as_ref().is_some_and(Mapped::is_programs);
-    if allocation.kind.is_pools() || is_programs || !allocation.context.life().is_over() {
+    if !allocation.ends_with_its_context() || !allocation.context.life().is_over() {
         return false;
     }
     // The end of the context may have found it on the list.
