@@ -56,8 +56,11 @@ impl Users {
             thread::sleep(LOOK_EVERY);
         }
         self.patience = self.patience.saturating_sub(begin.elapsed());
-        // Of one that has ended, this changes nothing.
-        let _ = child.kill();
+        if !matches!(child.try_wait(), Ok(Some(_))) {
+            // Its output is not read: another process may keep it open.
+            let _ = child.kill();
+            return None;
+        }
         let output = child.wait_with_output().ok()?;
         Some(String::from_utf8_lossy(&output.stdout).into_owned())
     }
