@@ -80,20 +80,22 @@ fn a_program_that_sleeps_to_look_short_gets_no_more_than_its_share() {
     assert!(part <= 1.0 / 7.0 + lead, "{part} of {held:?}");
 }
 
+/// Each visit costs its own job the hand-over to it, also where the turn of the long job is over.
 #[test]
 fn a_crowd_of_short_work_starves_no_long_work() {
-    let mut plans = vec![steady(12, ENDLESS)];
-    plans.extend((0..6).map(|n| Plan { starts_at: n * 70, ..burst(6, 150) }));
-    let mut world = World::new(plans, auto(30, 30_000), 7);
-    world.run(MS(200_000));
-    let [long, all] = [world.held(0), (0..7).map(|i| world.held(i)).sum()];
-    // A seventh is its share. Its restores count as time that it has used, and are not in these figures.
-    assert!(long >= all / 7 * 8 / 10, "{long:?} of {all:?}");
-    assert!(
-        world.processes[0].program.longest_wait <= MS(30_000),
-        "{:?}",
-        world.processes[0].program.longest_wait
-    );
+    for seed in (1..20).step_by(2) {
+        let mut plans = vec![steady(12, ENDLESS)];
+        plans.extend((0..6).map(|n| Plan { starts_at: n * 70, ..burst(6, 150) }));
+        let mut world = World::new(plans, auto(30, 30_000), seed);
+        world.run(MS(200_000));
+        let served: Vec<f64> =
+            world.processes.iter().map(|process| process.program.served.as_secs_f64()).collect();
+        let part = served[0] / served.iter().sum::<f64>();
+        let wait = world.processes[0].program.longest_wait;
+        println!("seed {seed}: {part:.3} of {served:?}, longest wait {wait:?}");
+        assert!(part >= 0.95 / 7.0, "seed {seed}: {part} of {served:?}");
+        assert!(wait <= MS(30_000), "seed {seed}: {wait:?}");
+    }
 }
 
 proptest! {

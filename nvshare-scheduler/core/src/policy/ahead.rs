@@ -15,12 +15,16 @@ use super::rhythm::MAX_SHORT_WORK;
 use super::turn;
 
 /// Returns how far short work may run ahead of its share: by the longest turn of long work and one spell of
-/// its own. All jobs together may be ahead by no more than the longest wait. `jobs`: how many jobs want the
-/// GPU.
+/// its own, at most. While n jobs want the GPU and a long one waits, the others get ahead by one part in n of
+/// the time, together. So the long one waits no longer than `max_wait` for them if each stops when it is ahead
+/// by `max_wait / n²`. `jobs`: n.
 #[must_use]
 pub(crate) fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> Duration {
     let jobs = saturate_u32(jobs.max(1));
-    quantum.saturating_mul(turn::MAX_QUANTA).saturating_add(MAX_SHORT_WORK).min(max_wait / jobs)
+    quantum
+        .saturating_mul(turn::MAX_QUANTA)
+        .saturating_add(MAX_SHORT_WORK)
+        .min(max_wait / jobs.saturating_mul(jobs))
 }
 
 /// Short work that waits for a GPU which long work holds.
@@ -81,7 +85,7 @@ mod tests {
     #[test]
     fn a_crowd_runs_no_further_ahead_than_others_may_wait() {
         for (quantum, max_wait, jobs, expected) in
-            [(2000, 30_000, 2, 4500), (2000, 30_000, 10, 3000), (2000, 400, 2, 200), (2000, 400, 0, 400)]
+            [(2000, 30_000, 2, 4500), (2000, 30_000, 10, 300), (2000, 400, 2, 100), (2000, 400, 0, 400)]
         {
             let most = most_ahead(MS(quantum), MS(max_wait), jobs);
             assert_eq!(most, MS(expected), "{quantum} ms, {max_wait} ms, {jobs} jobs");

@@ -86,6 +86,14 @@ impl Rhythm {
         self.asleep_since.is_some_and(|since| now.saturating_sub(since) <= longest.saturating_mul(2))
     }
 
+    /// Returns the time within which the client asks again, from the beginning of a spell: twice the longest of
+    /// its remembered spells, each with its sleep.
+    #[must_use]
+    pub(crate) fn asks_again_within(&self) -> Duration {
+        let longest = self.spells.iter().map(|spell| spell.worked.saturating_add(spell.slept)).max();
+        longest.unwrap_or(Duration::ZERO).saturating_mul(2)
+    }
+
     /// Returns how long the client slept before its present spell; nothing if that is not known.
     #[must_use]
     pub(crate) fn last_sleep(&self) -> Duration {

@@ -92,8 +92,8 @@ pub(crate) struct Gpu {
     pub(crate) cost: HandOverCosts,
     /// A client waits for what the holders hold.
     pub(crate) has_waiter: bool,
-    /// When a client last waited while jobs took slices.
-    pub(crate) last_waited_at: Option<Time>,
+    /// Until then holders expect that another client waits soon; `None` if they never have.
+    pub(crate) waiter_expected_until: Option<Time>,
     /// The last answer to all holders whether a client waits.
     pub(crate) told_bounding: bool,
     /// When the GPU is looked at again, without regard to overdue things in its ledger.
@@ -109,7 +109,7 @@ pub(crate) struct Gpu {
     pub(crate) departed: BTreeMap<ClientId, Departed>,
 }
 
-/// For this long after the last waiter, holders expect another one.
+/// For this long after the last waiter, holders expect another one while jobs take slices.
 const LINGERS: Duration = Duration::from_millis(500);
 
 /// More than any two jobs are apart.
@@ -121,7 +121,7 @@ const SWITCHES_KEPT: usize = 4096;
 impl Gpu {
     /// Returns when holders stop expecting another waiter, if none comes.
     pub(crate) fn lingers_until(&self) -> Option<Time> {
-        self.last_waited_at.filter(|_| !self.has_waiter).map(|at| at + LINGERS)
+        self.waiter_expected_until.filter(|_| !self.has_waiter)
     }
 
     pub(crate) fn new(uuid: GpuUuid, capacity: u64, source: CapacitySource, rule: Rule) -> Self {
@@ -145,7 +145,7 @@ impl Gpu {
             rates: Rates::default(),
             cost: HandOverCosts::default(),
             has_waiter: false,
-            last_waited_at: None,
+            waiter_expected_until: None,
             told_bounding: false,
             wake: None,
             watched_by: BTreeSet::new(),
@@ -219,16 +219,21 @@ impl Gpu {
         self.shares.are_unequal()
     }
 
-    /// Whether holders bound their submissions: a client waits, or did a moment ago while jobs took slices.
-    /// A client that has just left asks again at once if it has more work, so its successor keeps within
-    /// bounds too.
+    /// Whether holders bound their submissions: a client waits, or is expected to. While jobs take slices, a
+    /// client that has just left asks again at once if it has more work, so its successor keeps within bounds
+    /// too. Short work comes again by its own rhythm.
     pub(crate) fn bounds_submissions(&self, now: Time) -> bool {
-        self.has_waiter || self.last_waited_at.is_some_and(|at| now < at + LINGERS)
+        self.has_waiter || self.waiter_expected_until.is_some_and(|until| now < until)
+    }
+
+    /// Notes that another client will wait by then, most likely.
+    pub(crate) fn expect_waiter(&mut self, until: Time) {
+        self.waiter_expected_until = self.waiter_expected_until.max(Some(until));
     }
 
     /// Whether a holder bounds its submissions from its grant on: another client is certain to wait soon.
     pub(crate) fn bounds_submissions_from_grant(&self, now: Time) -> bool {
-        self.last_waited_at.is_some() && self.bounds_submissions(now)
+        self.waiter_expected_until.is_some() && self.bounds_submissions(now)
     }
 
     /// Returns how much of what a job is behind, or ahead, is kept at most when it stops wanting the GPU.
@@ -265,7 +270,7 @@ impl Gpu {
     pub(crate) fn update_bounding(&mut self, now: Time) -> bool {
         self.has_waiter |= self.ledger.sums().claiming > 0;
         if self.has_waiter && self.takes_slices() {
-            self.last_waited_at = Some(now);
+            self.expect_waiter(now + LINGERS);
         }
         let bounds = self.bounds_submissions(now);
         if let Some(until) = self.lingers_until().filter(|&until| bounds && until > now) {

@@ -222,28 +222,30 @@ impl Books {
         self.make_next(unit, NextReason::Claims);
     }
 
-    /// Passes the turn of one GPU to a unit, which pays for that if it interrupts the turn of others.
+    /// Passes the turn of one GPU to a unit. If it goes ahead of others because its work is short, it pays for
+    /// that, and comes again soon.
     fn pass_turn(&mut self, uuid: GpuUuid, unit: &Unit, leavers: &[ClientId], takeover: Takeover) {
         let state = self.state();
         let (now, stood_still) = (state.now(), idle_detection_time(state, leavers));
         let Some(gpu) = state.known_gpu(uuid) else { return };
         let to_move = state.bytes_to_move(gpu, unit);
         let cost = state.hand_over_cost(gpu, unit, to_move);
-        let job = state.clients_of(unit).next().map(|client| client.job);
+        let Some(client) = state.clients_of(unit).next() else { return };
+        let (job, asks_again_within) = (client.job, client.rhythm.asks_again_within());
         for &id in unit.on(uuid) {
             self.change_account(id, uuid, |account| account.moved_for_turn = to_move);
         }
         self.change_gpu(uuid, |gpu| {
             gpu.budget.spend(stood_still);
+            if takeover != Takeover::AtTurnEnd && matches!(gpu.rule, Rule::Auto(_)) {
+                gpu.shares.charge(job, cost);
+                gpu.expect_waiter(now.saturating_add(asks_again_within));
+            }
             match takeover {
                 Takeover::Interrupting => {
                     let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.is_running);
                     let here = leavers.iter().copied().filter(runs);
                     gpu.turn.interrupt(here, now);
-                    // The interrupted client must not pay for its return.
-                    if let Some(job) = job {
-                        gpu.shares.charge(job, cost);
-                    }
                 }
                 // The interrupted turn stays interrupted: more short work may come before it goes on.
                 Takeover::ShortAtTurnEnd => {}

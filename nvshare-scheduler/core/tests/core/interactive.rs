@@ -1,7 +1,7 @@
 //! A client does not become interactive by its own messages.
 
 use nvshare_core::{AutoTarget, Config};
-use nvshare_proto::{ClientMessage, Gate};
+use nvshare_proto::{ClientMessage, Gate, SchedulerMessage};
 
 use crate::table::{GIB, MS, Table, asked_to_leave, config, granted};
 
@@ -55,4 +55,63 @@ fn asks_and_gives_back(works: u64, waits: u64) {
         let epoch = granted_to(&mut table, 1, sent_before);
         sent = table.say(1, ClientMessage::Running { epoch });
     }
+}
+
+/// The last word to a client whether others wait, if there is one.
+fn told(sent: &[(u64, SchedulerMessage)], client: u64) -> Option<bool> {
+    let waiting = |(to, message): &(u64, SchedulerMessage)| match message {
+        SchedulerMessage::Waiters { waiting } if *to == client => Some(*waiting),
+        _ => None,
+    };
+    sent.iter().rev().find_map(waiting)
+}
+
+/// Client 2 has short work each 0.3 s. Client 1 keeps its work bounded in between, so that its drain is short; and no longer when the
+/// other one stays away.
+#[test]
+fn holders_expect_short_work_again() {
+    let mut table = Table::new(Config {
+        auto: Some(AutoTarget { overhead_ppm: 500_000, max_wait: MS(60_000) }),
+        ..config(false)
+    });
+    table.register(1, Gate::Open, 12 * GIB, 0);
+    table.register(2, Gate::Closed, 12 * GIB, 12 * GIB);
+    let mut is_bounded = false;
+    for _ in 0..6 {
+        let mut sent = table.say(2, ClientMessage::ReqLock);
+        let mut all = sent.clone();
+        let mut go_on = |table: &mut Table, sent: &mut Vec<_>| {
+            *sent = table.give_back(std::mem::take(sent));
+            let at = table.now + 10;
+            assert!(at < 600_000, "nothing comes: {sent:?}");
+            sent.append(&mut table.wait_until(at));
+            all.extend(sent.iter().cloned());
+        };
+        while asked_to_leave(&sent, 1).is_none() {
+            go_on(&mut table, &mut sent);
+        }
+        let epoch = asked_to_leave(&sent, 1).expect("asked");
+        sent = table.say(1, ClientMessage::LockReleased { epoch });
+        sent.append(&mut table.say(1, ClientMessage::ReqLock));
+        while granted(&sent, 2).is_none() {
+            go_on(&mut table, &mut sent);
+        }
+        let epoch = granted(&sent, 2).expect("granted");
+        table.say(2, ClientMessage::Running { epoch });
+        table.now += 10;
+        sent = table.say(2, ClientMessage::Idle { epoch });
+        while granted(&sent, 1).is_none() {
+            go_on(&mut table, &mut sent);
+        }
+        let epoch = granted(&sent, 1).expect("granted");
+        all.extend(sent);
+        all.extend(table.say(1, ClientMessage::Running { epoch }));
+        let at = table.now + 300;
+        all.extend(table.wait_until(at));
+        is_bounded = told(&all, 1).unwrap_or(is_bounded);
+    }
+    assert!(is_bounded);
+    let at = table.now + 5000;
+    let sent = table.wait_until(at);
+    assert_eq!(told(&sent, 1), Some(false), "{sent:?}");
 }
