@@ -12,6 +12,7 @@
 //! | [`slabs`] | which parts are free of the memory that small allocations share |
 //! | [`content`] | what is known of a piece of memory: whether it is all zero, and its hash |
 //! | [`launch_window`] | how much work may be in flight while another client waits |
+//! | [`pauses`] | how long a program pauses in its work, and when it counts as idle |
 
 #![forbid(unsafe_code)]
 // The crate runs in programs that are not ours, and must never stop them.
@@ -30,6 +31,7 @@ pub mod content;
 pub mod kind;
 pub mod launch_window;
 pub mod machine;
+pub mod pauses;
 pub mod residency;
 pub mod session;
 mod sharing;

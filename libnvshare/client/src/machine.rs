@@ -194,6 +194,7 @@ impl Machine {
             Input::ThreadsWaiting if matches!(self.phase, Phase::Running { .. } | Phase::Free) => {}
             Input::ThreadsWaiting => {
                 self.asleep = true;
+                self.idleness.resume(now);
                 self.calls_waiting(now);
                 self.ask();
             }
@@ -230,6 +231,7 @@ impl Machine {
             Input::WentIdle => {
                 if let Phase::Running { epoch } = self.phase {
                     self.phase = Phase::Idle { epoch };
+                    self.idleness.end(now);
                     self.act(Action::CountHandOver);
                     self.act(Action::Report);
                     self.act(Action::Send(ClientMessage::Idle { epoch }));
@@ -420,9 +422,7 @@ impl Machine {
         self.asleep = false;
         self.has_undrained = false;
         self.attempts = 0;
-        self.idleness.count_from(now);
-        // The result of an earlier look says nothing about the work that the gate opens for.
-        self.idleness.forget();
+        self.idleness.begin(now);
         match self.phase {
             Phase::Restoring { epoch } => {
                 self.phase = Phase::Running { epoch };

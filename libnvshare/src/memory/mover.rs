@@ -224,17 +224,14 @@ fn rest(pause: Duration) {
 
 /// Finds out whether all submitted work is complete, without closing the gate.
 fn probe(cancelled: impl Fn() -> bool) -> Done {
-    /// The session does not look at idleness more often.
-    const LOOK: Duration = Duration::from_millis(5);
+    const PACE: Pace = Pace { part: 4, most: Duration::from_millis(5) };
     let submissions = gate::totals().0;
     if !gate::nobody_inside() {
         return Done::Busy;
     }
     let mut work = Drain::begin();
     // An event behind complete work is complete after a moment. Other work may take long.
-    let mut first = Some(threads::PAUSE);
-    let pause = |_| first.take().unwrap_or(LOOK);
-    if wait_for(&mut work, &|| cancelled() || gate::totals().0 != submissions, pause) {
+    if wait_for(&mut work, &|| cancelled() || gate::totals().0 != submissions, |waited| PACE.pause(waited)) {
         // The room of an idle process goes to others, and there may be no drain before.
         pool_frees::see();
         Done::Quiet { submissions }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nvshare_client::pauses::Pauses;
 use nvshare_core::Time;
 use nvshare_proto::{Counters, Epoch};
 
@@ -63,6 +64,8 @@ pub(crate) struct Client {
     /// The time since when work waits at the client's gate.
     pub(crate) waits_since: Option<Time>,
     pub(crate) idle_since: Time,
+    /// The pauses of its work.
+    pub(crate) pauses: Pauses,
     /// The client was told that another client waits for what it holds.
     pub(crate) contested: bool,
     /// The client's memory comes by page faults.
@@ -98,6 +101,7 @@ impl Client {
             began: Time::ZERO,
             waits_since: None,
             idle_since: Time::ZERO,
+            pauses: Pauses::default(),
             contested: false,
             by_faults: false,
             dropped: false,

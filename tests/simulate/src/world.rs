@@ -211,8 +211,16 @@ impl World {
         }
         let client = &mut self.clients[i];
         match client.state {
-            State::Running(_) => self.works(i),
-            State::Parked | State::Idle(_) => self.asks(i),
+            State::Running(_) => {
+                if client.contested {
+                    client.pauses.note(now - client.idle_since);
+                }
+                self.works(i);
+            }
+            State::Parked | State::Idle(_) => {
+                client.pauses.resume(now);
+                self.asks(i);
+            }
             _ => client.waits_since = client.waits_since.or(Some(now)),
         }
     }
@@ -335,17 +343,23 @@ impl World {
     fn idles_later(&mut self, i: usize) {
         let client = &self.clients[i];
         if client.contested && matches!(client.state, State::Running(_)) && !client.has_work() {
-            let after = Duration::from_millis(self.scheduler.idle_after_ms());
-            self.at(self.now.max(client.idle_since + after), Event::Idles(i));
+            let at = client.idle_since + self.idle_after(i);
+            self.at(self.now.max(at), Event::Idles(i));
         }
     }
 
+    /// How long a client does nothing before it counts as idle.
+    fn idle_after(&self, i: usize) -> Duration {
+        self.scheduler.idle_after().unwrap_or_else(|| self.clients[i].pauses.idle_after())
+    }
+
     fn idles(&mut self, i: usize) {
-        let after = Duration::from_millis(self.scheduler.idle_after_ms());
+        let after = self.idle_after(i);
         let client = &mut self.clients[i];
         let State::Running(epoch) = client.state else { return };
         if client.contested && !client.has_work() && self.now >= client.idle_since + after {
             client.state = State::Idle(epoch);
+            client.pauses.end(self.now);
             self.say(i, ClientMessage::Idle { epoch });
         }
     }
@@ -468,6 +482,7 @@ impl World {
         client.settle(now);
         client.state = State::Running(epoch);
         client.idle_since = now;
+        client.pauses.begin(now);
         if let Some(since) = client.waits_since.take() {
             client.seen.waits.push((now - since).as_secs_f32() * 1000.0);
         }

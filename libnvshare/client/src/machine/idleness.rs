@@ -1,10 +1,11 @@
 //! Whether a program that holds the lock while others wait has become idle: it submits nothing, and all its work is complete.
+//!
+//! Complete work alone does not tell: a program that waits for each of its steps [pauses](crate::pauses) between them.
 
 use std::time::Duration;
 
-use nvshare_proto::pace::IDLE_AFTER;
-
 use super::{Action, MoverOrder};
+use crate::pauses::Pauses;
 
 /// Time without a submission after which the mover looks whether all work is complete.
 const PROBE_AFTER: Duration = Duration::from_millis(5);
@@ -14,7 +15,6 @@ const LOOK: Duration = Duration::from_millis(5);
 /// idle for long.
 const LOOK_AT_BUSY: Duration = Duration::from_millis(10);
 const PART: u32 = 16;
-
 /// Whether submitted work is complete, as far as known, while the program submits none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Probe {
@@ -34,11 +34,29 @@ pub(super) struct Idleness {
     /// The time since when all work has not been known to be complete.
     busy_since: Duration,
     probe: Probe,
+    pauses: Pauses,
 }
 
 impl Idleness {
     pub(super) fn new(now: Duration) -> Self {
-        Self { last_submission: (0, now), busy_since: now, probe: Probe::None }
+        Self { last_submission: (0, now), busy_since: now, probe: Probe::None, pauses: Pauses::default() }
+    }
+
+    /// The gate opens. The result of an earlier look says nothing about the work that it opens for.
+    pub(super) fn begin(&mut self, now: Duration) {
+        self.count_from(now);
+        self.forget();
+        self.pauses.begin(now);
+    }
+
+    /// The program is idle, and its gate is closed.
+    pub(super) fn end(&mut self, now: Duration) {
+        self.pauses.end(now);
+    }
+
+    /// Work of the program waits at the gate.
+    pub(super) fn resume(&mut self, now: Duration) {
+        self.pauses.resume(now);
     }
 
     /// The time counts from now on: others begin to wait, or the gate opens.
@@ -68,7 +86,9 @@ impl Idleness {
     pub(super) fn next_look(&self, now: Duration) -> Option<Duration> {
         match self.probe {
             Probe::Looking => None,
-            Probe::Complete { since, .. } => Some((since + IDLE_AFTER).saturating_sub(now).min(LOOK)),
+            Probe::Complete { since, .. } => {
+                Some((since + self.pauses.idle_after()).saturating_sub(now).min(LOOK))
+            }
             Probe::None => Some((now.saturating_sub(self.busy_since) / PART).clamp(LOOK, LOOK_AT_BUSY)),
         }
     }
@@ -77,6 +97,9 @@ impl Idleness {
     pub(super) fn look(&mut self, submissions: u64, lacking: bool, now: Duration) -> Option<Action> {
         if self.last_submission.0 != submissions || lacking {
             self.last_submission = (submissions, now);
+            if let Probe::Complete { since, .. } = self.probe {
+                self.pauses.note(now.saturating_sub(since));
+            }
             if self.probe != Probe::Looking {
                 self.probe = Probe::None;
             }
@@ -87,7 +110,9 @@ impl Idleness {
                 self.probe = Probe::Looking;
                 Some(Action::Post(MoverOrder::Probe))
             }
-            Probe::Complete { submissions, since } if now.saturating_sub(since) >= IDLE_AFTER => {
+            Probe::Complete { submissions, since }
+                if now.saturating_sub(since) >= self.pauses.idle_after() =>
+            {
                 self.probe = Probe::None;
                 Some(Action::TryIdle { submissions })
             }

@@ -1,3 +1,4 @@
+mod idleness;
 mod sleeping;
 
 use super::*;
@@ -206,62 +207,6 @@ fn an_eviction_moves_memory_only_behind_a_closed_gate() {
         [Action::Return { room: room(3), evict: true }]
     );
     assert!(client.machine.is_parked());
-}
-
-#[test]
-fn idle_after_a_pause_behind_complete_work_and_not_between_steps() {
-    let mut client = Client::running_contended();
-    assert_eq!(client.tick(1, 0, 10), []);
-    assert_eq!(client.tick(6, 0, 10), [Action::Post(MoverOrder::Probe)]);
-    assert_eq!(client.feed(Input::Quiet { submissions: 10 }), []);
-    // The next step comes 20 ms later: not idle.
-    assert_eq!(client.tick(20, 0, 11), []);
-    assert_eq!(client.tick(6, 0, 11), [Action::Post(MoverOrder::Probe)]);
-    assert_eq!(client.feed(Input::Quiet { submissions: 11 }), []);
-    assert_eq!(client.tick(24, 0, 11), []);
-    assert_eq!(client.tick(2, 0, 11), [Action::TryIdle { submissions: 11 }]);
-    assert!(client.feed(Input::WentIdle).contains(&Action::Send(ClientMessage::Idle { epoch: epoch(1) })));
-    // Work again: the client may still have the lock, and requests it.
-    assert!(client.feed(Input::ThreadsWaiting).contains(&Action::Send(ClientMessage::ReqLock)));
-}
-
-#[test]
-fn a_holder_is_looked_at_less_often_the_longer_it_is_busy() {
-    let mut client = Client::running_contended();
-    let next_look = |client: &Client| client.machine.next_tick(false, client.now);
-    assert_eq!(next_look(&client), Some(MS(5)));
-    assert_eq!(client.tick(112, 0, 10), []);
-    assert_eq!(next_look(&client), Some(MS(7)));
-    assert_eq!(client.tick(888, 0, 20), []);
-    assert_eq!(next_look(&client), Some(MS(10)));
-    assert_eq!(client.tick(10, 0, 20), [Action::Post(MoverOrder::Probe)]);
-    assert_eq!(next_look(&client), None, "the mover answers");
-    assert_eq!(client.feed(Input::Busy), []);
-    assert_eq!(next_look(&client), Some(MS(10)));
-    assert_eq!(client.tick(10, 0, 20), [Action::Post(MoverOrder::Probe)]);
-    // It is looked at when it is idle, and soon if it is busy again.
-    assert_eq!(client.feed(Input::Quiet { submissions: 20 }), []);
-    assert_eq!(next_look(&client), Some(MS(5)));
-    assert_eq!(client.tick(22, 0, 20), []);
-    assert_eq!(next_look(&client), Some(MS(3)));
-    assert_eq!(client.tick(3, 0, 21), []);
-    assert_eq!(next_look(&client), Some(MS(5)));
-}
-
-#[test]
-fn an_earlier_look_at_the_work_does_not_make_a_new_grant_idle() {
-    let mut client = Client::running_contended();
-    assert_eq!(client.tick(1, 0, 10), []);
-    assert_eq!(client.tick(6, 0, 10), [Action::Post(MoverOrder::Probe)]);
-    client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
-    // The mover's answer was on its way already.
-    client.feed(Input::Quiet { submissions: 10 });
-    client.feed(Input::Drained(1));
-    client.feed(Input::ThreadsWaiting);
-    client.now += MS(1000);
-    client.hear(SchedulerMessage::LockOk { epoch: epoch(2), quantum_ms: 1000, room: vec![] });
-    client.feed(Input::Began);
-    assert_eq!(client.tick(0, 0, 10), [], "the thread has had no time to wake");
 }
 
 #[test]

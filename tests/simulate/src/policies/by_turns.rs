@@ -215,8 +215,8 @@ impl Scheduler for ByTurns {
         self.told.pop_front()
     }
 
-    fn idle_after_ms(&self) -> u64 {
-        5000
+    fn idle_after(&self) -> Option<Duration> {
+        Some(Duration::from_secs(5))
     }
 
     fn faults(&mut self, id: usize) -> Option<Vec<Faults>> {

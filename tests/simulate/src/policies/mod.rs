@@ -3,6 +3,8 @@
 mod by_turns;
 mod ours;
 
+use std::time::Duration;
+
 use nvshare_core::Time;
 use nvshare_proto::{ClientMessage, SchedulerMessage};
 
@@ -36,8 +38,8 @@ pub(crate) trait Scheduler {
     fn deadline(&self) -> Option<Time>;
     /// The next message, and the client that it is for.
     fn told(&mut self) -> Option<(usize, SchedulerMessage)>;
-    /// Time without work after which a client reports that it is idle, in milliseconds.
-    fn idle_after_ms(&self) -> u64;
+    /// Time without work after which a client reports that it is idle; `None`: as the library finds by the program's pauses.
+    fn idle_after(&self) -> Option<Duration>;
     /// Page faults when a client runs; none: memory moves by orders.
     fn faults(&mut self, client: usize) -> Option<Vec<Faults>>;
 }

@@ -1,5 +1,7 @@
 //! This project's scheduler: the same core that the daemon runs.
 
+use std::time::Duration;
+
 use nvshare_core::{Config, Core, Event, Identity, Output, Time};
 use nvshare_proto::{ClientMessage, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage, Wishes};
 
@@ -74,8 +76,8 @@ impl Scheduler for Ours {
         }
     }
 
-    fn idle_after_ms(&self) -> u64 {
-        25
+    fn idle_after(&self) -> Option<Duration> {
+        None
     }
 
     fn faults(&mut self, _client: usize) -> Option<Vec<Faults>> {
