@@ -99,9 +99,8 @@ impl State {
                 )
             })
         };
-        let awaited = sums.orders
-            + gpu.ledger.departed().len()
-            + gpu.ledger.holders().iter().filter(is_awaited).count();
+        let awaited =
+            sums.orders + gpu.departed.len() + gpu.ledger.holders().iter().filter(is_awaited).count();
         let waits = |place: Place| !is_elsewhere(place.client) && can_go(place.client);
         let others = self.gpus().filter(|other| other.uuid != uuid);
         let mut watchers = others.flat_map(|other| &other.watched_by);
@@ -111,7 +110,7 @@ impl State {
         }
 
         let all = || gpu.waiting().chain(next.iter().copied());
-        let is_going_on = sums.orders + sums.leaving + sums.holders.count + gpu.ledger.departed().len() > 0
+        let is_going_on = sums.orders + sums.leaving + sums.holders.count + gpu.departed.len() > 0
             || all().any(|place| is_elsewhere(place.client));
         match all().find(|&place| !is_going_on && waits(place)) {
             None => Ok(()),

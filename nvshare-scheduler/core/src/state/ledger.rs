@@ -110,7 +110,6 @@ pub(crate) struct Ledger {
     next_deficits: BTreeMap<u64, usize>,
     /// Clients with an allocation that waits for room.
     needy: BTreeSet<ClientId>,
-    departed: BTreeSet<ClientId>,
     due: BTreeSet<(Time, ClientId)>,
     sleepers: Sleepers,
 }
@@ -217,9 +216,6 @@ impl Ledger {
                 self.queue(entry).insert(entry.place);
                 *self.waiting_demands.entry(entry.demand).or_default() += 1;
             }
-            Standing::Departed => {
-                self.departed.insert(id);
-            }
             _ => {}
         }
         if entry.has_need {
@@ -274,9 +270,6 @@ impl Ledger {
             Standing::Waits => {
                 self.queue(entry).remove(&entry.place);
                 one_less(&mut self.waiting_demands, entry.demand);
-            }
-            Standing::Departed => {
-                self.departed.remove(&id);
             }
             _ => {}
         }
@@ -390,10 +383,6 @@ impl Ledger {
     /// Returns the clients whose processes are off the card.
     pub(crate) fn sleepers(&self) -> &Sleepers {
         &self.sleepers
-    }
-
-    pub(crate) fn departed(&self) -> &BTreeSet<ClientId> {
-        &self.departed
     }
 
     /// Returns the smallest demand of the clients that wait, in bytes.

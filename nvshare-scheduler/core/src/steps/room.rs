@@ -60,8 +60,8 @@ impl Books {
         if gpu.ledger.sums().leaving > 0 {
             return;
         }
-        // A process that is ending makes room as well, in time.
-        let dying = !gpu.ledger.departed().is_empty();
+        // A process that is ending makes room as well, in time; not one that has left and lives on.
+        let dying = gpu.departed.values().any(|departed| !departed.reported);
         // A program that grows will grow more: room is made in large pieces, as far as possible.
         let demand = gpu.ledger.entry(id).map_or(0, |entry| entry.demand);
         let with_spare = missing.saturating_add(SPARE_ROOM.min(capacity.saturating_sub(demand)));

@@ -72,6 +72,25 @@ fn a_need_for_more_than_can_be_made_free_is_refused() {
     assert!(is_refused(&table.give_back(sent)));
 }
 
+/// Its memory stays on the card for as long as it lives.
+#[test]
+fn a_process_that_has_left_and_lives_on_keeps_no_need_waiting() {
+    for (mib, fits) in [(300, true), (500, false)] {
+        let mut table = half_a_gib();
+        let lives_on = 3;
+        table.register(lives_on, Gate::Open, 20 * MIB, 0);
+        table.register(NEIGHBOUR, Gate::Open, 300 * MIB, 0);
+        table.register(PARKED, Gate::Closed, 0, 0);
+        table.happens(nvshare_core::Event::Disconnected { client: lives_on, process_remains: true });
+        table.wait_until(60_000);
+        let sent = table.say(PARKED, ClientMessage::NeedRoom(room(mib)));
+        assert_eq!(is_refused(&sent), !fits, "{mib} MiB: {sent:?}");
+        if fits {
+            gets_room_when_the_neighbour_leaves(&mut table, mib);
+        }
+    }
+}
+
 #[test]
 fn a_drain_that_was_given_up_refuses_nobody() {
     let mut table = half_a_gib();
