@@ -129,8 +129,12 @@ pub(crate) fn admitted<T, U>(
 ) -> Result<U, CUresult> {
     device.wait_for_limit();
     let mut ladder = Ladder::new(device, bytes, kind);
+    if kind == Kind::Mapped {
+        // Behind the closed gate nothing is mapped yet. More than the capacity would be admitted, and the gate never open.
+        device.wait_for_capacity();
+    }
     // For plain memory, the driver itself reports that the card is full.
-    while kind.is_in_disguise() && !device.has_it_alone(bytes) {
+    while (kind.is_in_disguise() || kind == Kind::Mapped) && !device.has_it_alone(bytes) {
         ladder.climb(Shortage::Limit).inspect_err(|_| device.say_full(bytes))?;
     }
     loop {
