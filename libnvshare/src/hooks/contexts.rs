@@ -138,6 +138,9 @@ fn gone(context: &Arc<Context>) {
     }
 }
 
+/// Held while cards gain or lose access to each other's memory. A call that finds that the access is there returns once it is.
+pub(super) static ACCESS_CHANGES: Mutex<()> = Mutex::new(());
+
 /// Sets the access to memory of a device that the library maps, and to what was opened there, as peers have it now.
 pub(super) fn set_peers(device: CUdevice, may_no_more: Option<CUdevice>) {
     for allocation in allocations::of_device(device) {
@@ -155,6 +158,7 @@ pub(crate) unsafe fn enable_peer(
     peer: CUcontext,
     flags: c_uint,
 ) -> CUresult {
+    let _alone = lock(&ACCESS_CHANGES);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(peer, flags) };
     if result == CUresult::SUCCESS
@@ -169,6 +173,7 @@ pub(crate) unsafe fn enable_peer(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn disable_peer(real: signatures::cuCtxDisablePeerAccess, peer: CUcontext) -> CUresult {
+    let _alone = lock(&ACCESS_CHANGES);
     // SAFETY: the caller's argument.
     let result = unsafe { real(peer) };
     if result == CUresult::SUCCESS

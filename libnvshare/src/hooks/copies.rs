@@ -8,11 +8,9 @@
 //! keeps its access, and its kernels reach the memory as well; natively they would have to be given access. Cards without a way to
 //! each other's memory cannot gain it, and the driver's answer stands.
 
-use std::sync::Mutex;
-
 use nvshare_proto::MemoryMode;
 
-use super::contexts::set_peers;
+use super::contexts::{ACCESS_CHANGES, set_peers};
 use super::pointers;
 use crate::driver::types::{CUcontext, CUdeviceptr, CUresult, CUstream};
 use crate::driver::{self, functions};
@@ -70,9 +68,6 @@ pub(crate) fn in_order(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream:
     unsafe { call(to, into, from, of, bytes, stream) }
 }
 
-/// Held while a card gains access: a copy of another thread that needs it as well waits.
-static GAINING: Mutex<()> = Mutex::new(());
-
 /// The driver has refused a copy in a stream: gives the stream's card access to what the library maps on the program's other
 /// cards. Returns whether it has some now, so that the copy may succeed.
 #[cold]
@@ -99,7 +94,7 @@ fn gain_access_of(context: CUcontext) -> bool {
             && (device.memory == MemoryMode::Swap || imports::are_any_on(device.ordinal))
             && driver::can_access_peer(from.device(), device.ordinal)
     };
-    let _alone = lock(&GAINING);
+    let _alone = lock(&ACCESS_CHANGES);
     let mut has_access = false;
     for device in devices::used().filter(is_other) {
         if peers::enable_copies(from.device(), device.ordinal) {

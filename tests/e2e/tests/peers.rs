@@ -33,6 +33,13 @@ fn kernels_reach_the_memory_of_peers() {
 }
 
 #[test]
+fn access_that_is_said_to_be_there_is_there() {
+    let world = World::with_memory("swap", CARDS);
+    let held = format!("access:{}", world.dir().join("held").display());
+    Program::guest(&world, "peers_at_once", &[]).env("NVSIM_HELD", &held).start().finish().passed();
+}
+
+#[test]
 fn access_that_was_given_up_is_none() {
     for how in ["again", "ended"] {
         let native = Program::guest(&World::simulated(CARDS), "peers", &[how]).alone().start().finish();
