@@ -15,6 +15,7 @@ nvshare_harness::with_both_memories! {
     memory_freed_in_stream_order_holds_no_allocation_up
     rows_of_a_new_width_wait_for_no_work
     memory_freed_to_a_pool_is_room_for_the_next_program
+    memory_freed_in_stream_order_does_not_leave_as_memory_in_use
     what_was_freed_in_stream_order_is_allocated_again_beside_work
     attributes_of_memory_end_with_its_free
     an_allocation_that_can_never_be_is_refused_beside_frees
@@ -113,6 +114,23 @@ fn memory_freed_to_a_pool_is_room_for_the_next_program(memory: &str) {
     );
     let (moved, _) = world.observe();
     assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+    std::fs::write(world.dir().join("go"), "").expect("a file");
+    guest.finish().passed();
+}
+
+/// It is idle, so it does not drain. Memory that it has freed is not copied out and kept for it.
+fn memory_freed_in_stream_order_does_not_leave_as_memory_in_use(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let guest = Program::guest(&world, "leaves_pool_memory", &["own"]).waits_for_go().start();
+    wait_until("it has freed its memory", || {
+        assert!(guest.lives(), "{}", guest.log());
+        guest.out() == "freed\n"
+    });
+    Program::workload(&world, "other", "--memory 768MiB --block 64MiB --steps 3").start().finish().intact();
+    let status = Scheduler::status(&world);
+    let client = status.client(guest.pid());
+    assert_eq!((client.counters.evicted, client.usage[0].allocated), (0, 0), "{client:?}");
     std::fs::write(world.dir().join("go"), "").expect("a file");
     guest.finish().passed();
 }

@@ -9,7 +9,7 @@ use nvshare_proto::units::{MIB, gib_per_second};
 
 use crate::memory::backing::{self, Lacking};
 use crate::memory::devices::Device;
-use crate::memory::{driver_reserve, free, pool_frees};
+use crate::memory::{deferred_free, driver_reserve, free, pool_frees};
 use crate::process::{bell, counters, lifecycle, log};
 
 /// The result of the restore of a device.
@@ -67,7 +67,9 @@ pub(super) fn restore(
 /// Returns the bytes that could not be evicted.
 pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u64 {
     let begin = Instant::now();
-    // Freed memory, spare slabs and the unused part of the driver's reserve go first, as this costs nothing.
+    // Freed memory, spare slabs and the unused part of the driver's reserve go first, as this costs nothing. An idle process has not
+    // drained, and frees in the order of streams may be due.
+    deferred_free::free_all_due();
     free::finish_late_frees();
     pool_frees::see();
     let unused = || free::end_spare_slabs(device) | driver_reserve::release_unused(device);
