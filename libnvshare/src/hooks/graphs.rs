@@ -3,11 +3,13 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use nvshare_proto::units::MIB;
+
 use super::target::{device_of_properties, pass_gate_for_addresses, pass_gate_on};
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream, MemoryProperties};
 use crate::memory::devices::{self, Device};
-use crate::memory::{driver_reserve, free};
+use crate::memory::{charge, driver_reserve, free};
 use crate::work::stream_key::StreamKey;
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`
@@ -42,6 +44,9 @@ pub(crate) fn add_if_admitted(
     add: impl FnOnce() -> CUresult,
 ) -> CUresult {
     driver_reserve::note_graphs();
+    if let Some(device) = device {
+        device.note_graph_node(bytes);
+    }
     if device.is_some_and(|device| !may_have(device, bytes)) { CUresult::OUT_OF_MEMORY } else { add() }
 }
 
@@ -147,12 +152,39 @@ pub(crate) unsafe fn launch<const PER_THREAD: bool>(
         return CUresult::OUT_OF_MEMORY;
     }
     // SAFETY: the caller's arguments.
-    let result = pass_gate_on(StreamKey::new(stream, PER_THREAD), || unsafe { real(exec, stream) });
+    let launch = || pass_gate_on(StreamKey::new(stream, PER_THREAD), || unsafe { real(exec, stream) });
+    let mut result = launch();
+    if result == CUresult::OUT_OF_MEMORY && driver_reserve::has_graphs() {
+        result = launch_with_room(launch);
+    }
     let has_run = result == CUresult::SUCCESS || result == CUresult::OUT_OF_MEMORY;
     if has_run && driver_reserve::has_graphs() && LAUNCHES.count(exec.0.addr()) {
         devices::used().for_each(driver_reserve::refresh);
     }
     result
+}
+
+/// Room for the memory of a graph that is tried first, in bytes.
+const FIRST_ROOM: u64 = 256 * MIB;
+
+/// Launches a graph again that takes more memory than the driver has, as others have it. They leave for a larger and larger part of
+/// what all graphs of the program allocate. Returns the last result.
+#[cold]
+fn launch_with_room(launch: impl Fn() -> CUresult) -> CUresult {
+    for device in devices::used() {
+        let most = device.bytes_of_graph_nodes();
+        let mut bytes = 0;
+        while bytes < most {
+            bytes = (bytes * 2).max(FIRST_ROOM).min(most);
+            let Ok(((), room)) = charge::charged(device, bytes, || Ok(())) else { break };
+            let result = launch();
+            drop(room);
+            if result != CUresult::OUT_OF_MEMORY {
+                return result;
+            }
+        }
+    }
+    CUresult::OUT_OF_MEMORY
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The process's devices, and the account of its memory on each.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,8 @@ pub(crate) struct Device {
     changed: Condvar,
     /// Allocations and frees whose memory is charged, and not on the list.
     under_way: AtomicUsize,
+    /// Bytes that nodes of graphs allocate here.
+    graph_nodes: AtomicU64,
 }
 
 /// A device's bytes, its compute capability, and how many multiprocessors it has.
@@ -190,6 +192,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         account: Mutex::new(Account::new(terms)),
         changed: Condvar::new(),
         under_way: AtomicUsize::new(0),
+        graph_nodes: AtomicU64::new(0),
     })
 }
 
@@ -264,6 +267,16 @@ impl Device {
         // The library may not know yet whether there is a scheduler.
         self.wait_for_capacity();
         self.lock().capacity().is_some() || driver::free_memory().is_ok_and(|free| bytes <= free)
+    }
+
+    /// Notes that a graph allocates this many bytes here when it runs.
+    pub(crate) fn note_graph_node(&self, bytes: u64) {
+        self.graph_nodes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The bytes that all graphs allocate here, also those that have ended: no graph takes more.
+    pub(crate) fn bytes_of_graph_nodes(&self) -> u64 {
+        self.graph_nodes.load(Ordering::Relaxed).min(self.total)
     }
 
     /// Notes that an allocation is made that is charged, or one is freed, until the result is dropped.

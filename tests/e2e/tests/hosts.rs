@@ -560,3 +560,19 @@ fn of_nothing_but_zeros_comes_the_drivers_own_answer() {
         assert_eq!(run(true), run(false), "{name}");
     }
 }
+
+/// Managed memory makes way by itself.
+#[test]
+fn with_swap_a_graph_gets_the_memory_that_it_allocates_from_others() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let idle = Program::guest(&world, "graph_takes_memory", &["idle"]).until_told().start();
+    wait_until("it has memory", || {
+        assert!(idle.lives(), "{}", idle.log());
+        idle.out() == "has memory\n"
+    });
+    Program::guest(&world, "graph_takes_memory", &[]).start().finish().passed();
+    world.stop();
+    idle.finish().passed();
+    world.moved_when_told();
+}
