@@ -119,10 +119,9 @@ pub(crate) fn reasons(status: &Status) -> Vec<String> {
     for client in status.clients.iter().filter(|client| !client.gone) {
         let id = client.client;
         if client.stuck {
-            let (name, pid, keeps) = (&client.name, client.pid, Bytes(client.resident));
+            let (name, keeps, advice) = (&client.name, Bytes(client.resident), way_out(status, client));
             lines.push(format!(
-                "client {id} ({name}) does not answer, and keeps {keeps}; if its process is stopped, \
-                 `kill -CONT {pid}` lets it go on, and `kill -KILL {pid}` frees its memory"
+                "client {id} ({name}) does not answer, and keeps {keeps}; if its process is stopped, {advice}"
             ));
         }
         match client.state {
@@ -138,6 +137,16 @@ pub(crate) fn reasons(status: &Status) -> Vec<String> {
         }
     }
     lines
+}
+
+/// The way out if a client's process is stopped. Where the kernel gave no number, the client's own is another process's here.
+fn way_out(status: &Status, client: &ClientStatus) -> String {
+    let pid = client.pid;
+    match (&client.process, occupant(&status.seats, client.client)) {
+        (Some(_), _) => format!("`kill -CONT {pid}` lets it go on, and `kill -KILL {pid}` frees its memory"),
+        (None, Some(container)) => format!("the end of its pod frees its memory ({container})"),
+        (None, None) => "the end of its pod or container frees its memory".to_owned(),
+    }
 }
 
 /// A line for each client whose process is off the GPUs, with what it needs to come back.
@@ -244,7 +253,9 @@ fn named(ids: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use nvshare_proto::{Amount, ClientMemory};
+    use nvshare_proto::{
+        Amount, ClientMemory, Occupant, ProcessInfo, Seat, SeatStatus, Slot, TenantSettings,
+    };
 
     use super::*;
 
@@ -278,6 +289,35 @@ mod tests {
         ] {
             status.gpus[0] = GpuStatus { holders, slices, ..status.gpus[0].clone() };
             let line = format!("client 2 waits for its turn on GPU 0, number 1 in the queue: {said}");
+            assert_eq!(reasons(&status), [line]);
+        }
+    }
+
+    #[test]
+    fn no_command_has_a_number_that_the_kernel_did_not_give() {
+        let stuck = |process| ClientStatus {
+            stuck: true,
+            process,
+            ..crate::top::tests::client(2, ClientState::Running, 0, 0)
+        };
+        let slots = vec![Slot { gpu: GpuUuid([7; 16]), number: 0 }];
+        let seat = Seat { slots, given: TenantSettings::default() };
+        let occupant = Occupant { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
+        let name = seat.name();
+        let seat = SeatStatus { name, seat, occupant: Some(occupant), clients: vec![2] };
+        for (process, seats, advice) in [
+            (
+                Some(ProcessInfo::default()),
+                vec![],
+                "`kill -CONT 72` lets it go on, and `kill -KILL 72` frees its memory",
+            ),
+            (None, vec![seat], "the end of its pod frees its memory (lab/train-0/main)"),
+            (None, vec![], "the end of its pod or container frees its memory"),
+        ] {
+            let status = Status { seats, ..crate::top::tests::status(vec![stuck(process)]) };
+            let line = format!(
+                "client 2 (job2) does not answer, and keeps 12.00 GiB; if its process is stopped, {advice}"
+            );
             assert_eq!(reasons(&status), [line]);
         }
     }

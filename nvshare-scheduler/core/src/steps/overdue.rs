@@ -52,9 +52,14 @@ impl Books {
         self.release_drained(id);
         if let Some(client @ Client { name, pid, .. }) = self.state().client(id) {
             let keeps = Bytes(client.room());
+            // A number that the client chose itself is another process's here.
+            let advice = client.identity.pid.map_or_else(
+                || "the end of its pod or container frees its memory".to_owned(),
+                |pid| format!("`kill -CONT {pid}` lets it go on, and `kill -KILL {pid}` frees its memory"),
+            );
             let text = format!(
                 "client {id} ({name}, pid {pid}) does not answer: it should {what}, and keeps {keeps}; if its process is stopped, \
-                 `kill -CONT {pid}` lets it go on, and `kill -KILL {pid}` frees its memory"
+                 {advice}"
             );
             self.warn_of_client(Topic::Stuck, id, None, &text);
         }

@@ -93,6 +93,24 @@ fn it_stops_nobody_whose_memory_fits_beside_its_own() {
     }
 }
 
+/// In another PID namespace, as in a pod, the number that it says itself is another process's here.
+#[test]
+fn no_command_has_a_number_that_the_kernel_did_not_give() {
+    let mut table = Table::new(Config { grace: MS(2000), ..config(false) });
+    let identity = Identity { pid: None, process: Some(STOPPED), ..Identity::default() };
+    table.register_as(STOPPED, identity, Gate::Closed, usage_of(12));
+    table.register(1, Gate::Closed, 12 * GIB, 12 * GIB);
+    table.runs(STOPPED);
+    let sent = table.say(1, ClientMessage::ReqLock);
+    answer(&mut table, sent);
+    go_on_until(&mut table, 10_000);
+    let is_said = |note: &&String| note.contains("client 3 (x, pid 9) does not answer");
+    let said: Vec<&String> = table.notes.iter().filter(is_said).collect();
+    assert_eq!(said.len(), 1, "{:?}", table.notes);
+    assert!(said[0].ends_with("the end of its pod or container frees its memory"), "{said:?}");
+    assert!(table.notes.iter().all(|note| !note.contains("kill")), "{:?}", table.notes);
+}
+
 #[test]
 fn allocations_of_others_do_not_wait_for_it() {
     let mut table = beside_one_that_stops(GIB, Some(50));
