@@ -224,8 +224,10 @@ fn limits(
     let least = MIN_MEMORY_LIMIT.min(most);
     let memory = limit(MEMORY, least, most, |bytes| Bytes(bytes).to_string())?;
     let compute = limit(COMPUTE, 1, 100, |percent| format!("{percent} %"))?;
-    let compute = compute.and_then(|percent| percent.try_into().ok());
-    Ok(TenantSettings { memory: memory.or(usual.memory), compute: compute.or(usual.compute), ..usual })
+    let compute = compute.map_or(usual.compute, |percent| percent.try_into().ok());
+    // A claim that names no share has all of the time. If that were a limit of 100, programs that fit would take turns.
+    let compute = compute.filter(|&percent| percent < 100);
+    Ok(TenantSettings { memory: memory.or(usual.memory), compute, ..usual })
 }
 
 /// The slots of a seat: those that the claim has already, or else ones that no other seat has.
@@ -304,6 +306,7 @@ mod tests {
             ..TenantSettings::default()
         };
         let gib = 1 << 30;
+        let all_of_the_time = TenantSettings { memory: Some(8 * gib), ..TenantSettings::default() };
         for (consumed, text, expected) in [
             (json!({"memory": "3Gi", "compute": "25", "slots": "1"}), "", memory(3 * gib, 25)),
             (
@@ -311,7 +314,9 @@ mod tests {
                 "",
                 memory(3 * gib, 25),
             ),
-            (json!({"memory": "8Gi", "compute": "100"}), "", memory(8 * gib, 100)),
+            (json!({"memory": "8Gi", "compute": "99"}), "", memory(8 * gib, 99)),
+            (json!({"memory": "8Gi", "compute": "100"}), "", all_of_the_time),
+            (json!({"memory": "8Gi", "compute": "100"}), "--slot-compute 10", all_of_the_time),
             (
                 json!({"memory": "5Gi", "compute": "60"}),
                 "--slot-memory 1GiB --slot-compute 10",
@@ -319,6 +324,7 @@ mod tests {
             ),
             // The API server knows no capacities that are consumed.
             (Value::Null, "--slot-memory 1GiB --slot-compute 10", memory(gib, 10)),
+            (Value::Null, "--slot-memory 8GiB --slot-compute 100", all_of_the_time),
             (Value::Null, "", TenantSettings::default()),
         ] {
             let got =
