@@ -10,8 +10,9 @@ use nvshare_proto::cdi::{Device, Edits, LIBRARY_IN_CONTAINER, Mount, Specificati
 use nvshare_proto::env::SOCKET;
 use nvshare_proto::paths::{self, SYSTEM_SOCKET};
 
+use crate::commands::install::is_root;
 use crate::library::{self, Library};
-use crate::output::{Done, print};
+use crate::output::{Done, complain, print};
 
 /// The use of the description.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -35,12 +36,30 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
     let library = options.library.find()?;
     // A link may lead out of the folder that is mounted.
     let library = library.canonicalize().map_err(|error| format!("{}: {error}", library.display()))?;
-    let socket =
-        socket.map_or_else(|| paths::clients_socket(Path::new(SYSTEM_SOCKET).exists()), Path::to_owned);
+    let socket = match socket {
+        Some(named) => named.to_owned(),
+        None => {
+            // Root's scheduler may not run yet.
+            let usual = paths::clients_socket(is_root()? || Path::new(SYSTEM_SOCKET).exists());
+            if let Some(note) = own_note(&usual, paths::own_directory().as_deref()) {
+                complain(&note);
+            }
+            usual
+        }
+    };
     let socket = path::absolute(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;
     let specification = specification(&library, &socket)?;
     let text = serde_json::to_string_pretty(&specification).map_err(|error| error.to_string())?;
     print(&format!("{text}\n"))
+}
+
+/// A line for the user whose own scheduler containers will join: often root's is meant.
+fn own_note(socket: &Path, own: Option<&Path>) -> Option<String> {
+    let own = own.filter(|own| socket.starts_with(own))?;
+    Some(format!(
+        "containers will join your own scheduler, in {}; --socket {SYSTEM_SOCKET} names root's",
+        own.display()
+    ))
 }
 
 /// Folders are mounted, not files: a new library is renamed into its folder, and a new scheduler's socket is another file.
@@ -102,6 +121,15 @@ mod tests {
         let made = of("/lib/libnvshare.so", "/run/user/1000/nvshare/other.sock");
         assert!(made.contains(r#""NVSHARE_SOCKET=/var/run/nvshare/other.sock""#), "{made}");
         assert!(made.contains(r#""hostPath":"/run/user/1000/nvshare""#), "{made}");
+    }
+
+    #[test]
+    fn a_folder_of_the_users_own_is_said() {
+        let own = Path::new("/run/user/1000/nvshare");
+        let said = own_note(&own.join("scheduler.sock"), Some(own)).unwrap();
+        assert!(said.starts_with("containers will join your own scheduler, in /run/user/1000/nvshare; "));
+        assert_eq!(own_note(Path::new(SYSTEM_SOCKET), Some(own)), None);
+        assert_eq!(own_note(&own.join("scheduler.sock"), None), None);
     }
 
     #[test]

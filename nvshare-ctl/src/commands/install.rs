@@ -107,7 +107,8 @@ pub(crate) fn install(options: &Options) -> Done {
 
 const UPGRADED: &str = "A running scheduler stays the old version until you restart it. Running programs keep the old library.\n";
 
-fn is_root() -> Result<bool, String> {
+/// Whether root runs this command.
+pub(crate) fn is_root() -> Result<bool, String> {
     fs::metadata("/proc/self").map(|own| own.uid() == 0).map_err(|error| format!("/proc/self: {error}"))
 }
 

@@ -1,9 +1,12 @@
 //! The command line: every command gets an answer, a refused one says why and exits non-zero.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use nvshare_harness::{Artifacts, Program, Running, Scheduler, Status, World, wait_until};
 use nvshare_proto::ClientState;
+use nvshare_proto::paths::SYSTEM_SOCKET;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 1000";
@@ -132,6 +135,30 @@ fn as_a_user(world: &World, arguments: &[&str]) -> Output {
         .env("NVSHARE_SOCKET", world.socket())
         .output()
         .expect("nvshare-ctl runs")
+}
+
+/// Root may have a folder of its own, as after a login, and root's scheduler may not run yet.
+#[test]
+fn containers_of_root_get_the_folder_of_roots_scheduler() {
+    let world = World::simulated(CARD);
+    let output = Command::new(&Artifacts::get().ctl)
+        .args(["cdi", "generate"])
+        .env("NVSHARE_LIBRARY", &Artifacts::get().library)
+        .env("XDG_RUNTIME_DIR", world.dir())
+        .env_remove("NVSHARE_SOCKET")
+        .output()
+        .expect("nvshare-ctl runs");
+    let (good, out, error) = text(&output);
+    assert!(good, "{error}");
+    let made: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    let folder = made["devices"][0]["containerEdits"]["mounts"][1]["hostPath"].as_str();
+    let is_root = std::fs::metadata("/proc/self").expect("this process").uid() == 0;
+    if is_root || Path::new(SYSTEM_SOCKET).exists() {
+        assert_eq!((folder, error.as_str()), (Some("/var/run/nvshare"), ""));
+    } else {
+        assert_eq!(folder, world.dir().join("nvshare").to_str());
+        assert!(error.contains("your own scheduler"), "{error}");
+    }
 }
 
 #[test]
