@@ -281,4 +281,17 @@ mod tests {
         assert_eq!((top.selected, pressed(&mut top, "~")), (Some(2), Wish::Nothing));
         assert_eq!(top.selected, None);
     }
+
+    #[test]
+    fn the_selection_goes_with_its_scheduler() {
+        let mut top = top();
+        // In a pod each scheduler is process 1, but none runs for less long than before.
+        for (pid, uptime_s, selected) in [(5, 61, Some(1)), (5, 62, Some(1)), (5, 3, None), (6, 70, None)] {
+            top.selected = Some(1);
+            let mut status = status(vec![client(1, ClientState::Waiting, 0, 0)]);
+            (status.scheduler.pid, status.scheduler.uptime_s) = (pid, uptime_s);
+            top.look(Ok(status), Instant::now());
+            assert_eq!(top.selected, selected, "{pid} {uptime_s}");
+        }
+    }
 }

@@ -92,9 +92,12 @@ impl Top {
             history.add(last);
             history.waits_since = waits(client).then(|| history.waits_since.unwrap_or(now));
         }
-        // Another scheduler gives the same numbers to other clients.
-        let before = self.status.as_ref().map_or(status.scheduler.pid, |status| status.scheduler.pid);
-        let is_there = |id: &u64| before == status.scheduler.pid && self.clients.contains_key(id);
+        // Another scheduler gives the same numbers to other clients. In a pod its process has the same number as the one before.
+        let is_same = self.status.as_ref().is_none_or(|before| {
+            let (before, now) = (&before.scheduler, &status.scheduler);
+            before.pid == now.pid && before.uptime_s <= now.uptime_s
+        });
+        let is_there = |id: &u64| is_same && self.clients.contains_key(id);
         if let Some(gone) = self.selected.take_if(|id| !is_there(id)) {
             // A text typed for it is for no other client.
             self.prompt.take_if(|prompt| prompt.what != Typed::Quantum);
