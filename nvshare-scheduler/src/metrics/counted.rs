@@ -200,7 +200,10 @@ impl Client {
             }
             // The client goes on holding until it has drained.
             EventKind::Deferred | EventKind::Drop => {}
-            EventKind::Waiting => self.waits = Some((now, now)),
+            // One that was next and steps back has waited since it asked.
+            EventKind::Waiting => {
+                self.waits.get_or_insert((now, now));
+            }
             // The client goes on waiting until it runs.
             EventKind::Next | EventKind::Granted | EventKind::Blocked | EventKind::Withdrawn => {
                 self.holds = None;
@@ -418,6 +421,23 @@ mod tests {
         ] {
             assert_eq!(world.value(name, program), Some(expected), "{name} {program}");
         }
+    }
+
+    /// As when a drain is given up that it waits for.
+    #[test]
+    fn a_client_that_steps_back_from_next_has_waited_since_it_asked() {
+        use EventKind::{Next, Registered, Released, Running, Waiting, Withdrawn};
+        let mut world = World::new();
+        world.counted.expect(1, OfTenant::of(None, "a"));
+        let comes = [(0, Registered), (0, Waiting), (5, Next)];
+        let steps_back = [(1, Withdrawn), (0, Waiting), (4, Next), (0, Running)];
+        // The wait after a turn is another one.
+        let again = [(1, Released), (2, Waiting), (3, Running)];
+        for (after, kind) in comes.into_iter().chain(steps_back).chain(again) {
+            world.after(after, 1, kind, 0, None);
+        }
+        let waits = ["gpu_wait_seconds_sum", "gpu_wait_seconds_count", "tenant_waited_seconds_total"];
+        assert_eq!(waits.map(|name| world.value(name, "a")), [13.0, 2.0, 13.0].map(Some));
     }
 
     #[test]
