@@ -30,6 +30,11 @@ const CANNOT_RUN: u8 = 126;
 /// Exit code if the program does not exist.
 const NOT_FOUND: u8 = 127;
 
+/// Why a user who is no administrator gets no more than the usual share. The program itself must not run as root.
+const OF_A_USER: &str = "only an administrator may give more than the usual share";
+/// Why a run of a gang gets no more than the usual share by itself.
+const OF_A_GANG: &str = "the programs of a gang share the time as one, and a run gives more to its own alone";
+
 /// The kernel's error for a file that is no program; the standard library has no name for it.
 const ENOEXEC: i32 = 8;
 
@@ -91,6 +96,10 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
     command.args(arguments).env("LD_PRELOAD", preload).env(RUN, run.to_string());
     options.share(&mut command);
     if let Some(given) = options.needs() {
+        // A gang's job is no single run's: nobody would get what is given to this run.
+        if options.gang.is_some() || env::var_os(GANG).is_some_and(|gang| !gang.is_empty()) {
+            return Err(failed(options.later(OF_A_GANG)));
+        }
         // Another scheduler would be told of a program that joins this one.
         if socket.is_some() && variables::path(ADMIN_SOCKET).is_none() {
             return Err(failed(format!(
@@ -101,7 +110,7 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
         let request = AdminRequest::SetRunTerms { user, run, given };
         Scheduler::usual().change(request).map_err(|error| match error {
             Error::NotAnAdministrator { tried, .. } if tried.error.kind() == ErrorKind::PermissionDenied => {
-                failed(options.later())
+                failed(options.later(OF_A_USER))
             }
             other => Failure::from(other).coded(FAILED),
         })?;
@@ -175,19 +184,15 @@ impl Options {
         self.priority.filter(|&priority| priority > Priority::Normal)
     }
 
-    /// How a user who is no administrator gets these settings for the program. The program itself must not run as root.
-    fn later(&self) -> String {
+    /// Why the program cannot get these settings at its start, and how an administrator gives them later.
+    fn later(&self, why: &str) -> String {
         let weight = self.high_weight().map(|weight| ("--weight", format!("set-weight CLIENT {weight}")));
         let priority = self.high_priority().map(|_| ("--priority", "set-priority CLIENT high".to_owned()));
         let both = || [&weight, &priority].into_iter().flatten();
         let options: Vec<&str> = both().map(|(option, _)| *option).collect();
         let commands: Vec<String> =
             both().map(|(_, command)| format!("`sudo nvshare-ctl {command}`")).collect();
-        format!(
-            "only an administrator may give more than the usual share: start without {}, then {}",
-            options.join(" and "),
-            commands.join(" and ")
-        )
+        format!("{why}: start without {}, then {}", options.join(" and "), commands.join(" and "))
     }
 
     /// The settings that an administrator has to give.
@@ -310,8 +315,7 @@ mod tests {
                  `sudo nvshare-ctl set-priority CLIENT high`",
             ),
         ] {
-            let later = parse(line).unwrap().later();
-            assert!(later.ends_with(&format!(": {said}")), "{later}");
+            assert_eq!(parse(line).unwrap().later("why"), format!("why: {said}"));
         }
     }
 }

@@ -297,6 +297,16 @@ fn a_run_gives_weights_above_the_usual_only_as_an_administrator() {
     });
     world.stop();
     job.finish().intact();
+    // A gang's programs are one job, whatever runs they are of: one that inherits its gang, too.
+    let of_gang = run(&["--gang", "ranks", "--weight", "200", "--", "echo", "it ran"]);
+    let mut inherits = Command::new(&Artifacts::get().ctl);
+    inherits.envs(world.environment()).env("NVSHARE_GANG", "ranks");
+    inherits.args(["run", "--library", &library, "--weight", "200", "--", "echo", "it ran"]);
+    for refused in [of_gang, inherits.output().expect("nvshare-ctl runs")] {
+        assert!(refused.status.code() == Some(125) && refused.stdout.is_empty(), "{refused:?}");
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(said.contains("a gang share the time") && said.contains("set-weight CLIENT 200"), "{said}");
+    }
     // A user who has the clients' socket alone.
     let mut user = Command::new(&Artifacts::get().ctl);
     user.env_remove("NVSHARE_ADMIN_SOCKET")
