@@ -151,10 +151,16 @@ impl Core {
         self.apply(now, |books| books.set_tenant_bounds(tenant, bounds));
     }
 
+    /// Forgets what administrators gave to a tenant: its seat is no longer that of the same container. Its
+    /// bounds stay.
+    pub fn forget_tenant_terms(&mut self, tenant: u64, now: Time) {
+        self.apply(now, |books| books.forget_tenant_terms(tenant));
+    }
+
     /// Tells a client its limits again. `before` is the limit in bytes that its seat had set, and that the
     /// client may have read; 0 for none. It is not the client's own wish.
     pub fn replace_limits(&mut self, client: ClientId, before: u64, now: Time) {
-        self.apply(now, |books| books.tell_limits(client, before));
+        self.apply(now, |books| books.tell_limits(client, |_| before));
     }
 
     /// Has a client's process go off the card as soon as it can. Returns a line that says what is done.

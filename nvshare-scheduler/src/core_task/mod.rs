@@ -270,6 +270,7 @@ impl CoreTask {
         self.pids.extend(identity.pid.map(|pid| (client, pid)));
         self.memory_modes.insert(client, register.memory);
         if let Some(name) = seat {
+            self.pass_on(name, now);
             self.seats.came(name);
             self.seated.insert(client, name);
             seats::keep_own_wishes(&mut register.asked, &self.seats.given(name));
@@ -291,6 +292,7 @@ impl CoreTask {
 
     /// A seat may have other limits, or another holder. Its first client learns that when it registers.
     fn seat_changed(&mut self, name: SeatName, now: Time) {
+        self.pass_on(name, now);
         let of_seat = self.seated.iter().filter(|&(_, &seat)| seat == name);
         let clients: Vec<ClientId> = of_seat.map(|(&client, _)| client).collect();
         if clients.is_empty() {
@@ -301,6 +303,13 @@ impl CoreTask {
             // A client that has disconnected may be one of the last pod's.
             let connected = clients.into_iter().filter(|client| self.outgoing.contains_key(client));
             connected.for_each(|client| self.recorder.rename(client, &occupant.to_string()));
+        }
+    }
+
+    /// A container that has lost its seat takes with it what administrators gave to the seat's tenant.
+    fn pass_on(&mut self, name: SeatName, now: Time) {
+        if self.seats.take_passed_on(name) {
+            self.core.forget_tenant_terms(Tenant::Seat(name).number(), now);
         }
     }
 

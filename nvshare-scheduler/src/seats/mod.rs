@@ -72,6 +72,8 @@ struct Place {
     record: Record,
     /// Whether the record's file is older than the record: a client has come.
     is_unkept: bool,
+    /// Whether its container has lost it, or it is new, and the core's task has not taken note of that.
+    passed_on: bool,
     /// The limits before the last change, and when that was.
     before: Option<(TenantSettings, Instant)>,
     /// Connections, and processes that have left and live on.
@@ -82,7 +84,7 @@ struct Place {
 
 impl Place {
     fn of(record: Record) -> Self {
-        Self { record, is_unkept: false, before: None, inside: 0, serves: None }
+        Self { record, is_unkept: false, passed_on: false, before: None, inside: 0, serves: None }
     }
 
     /// Another container has the seat, or none. A client may come before its container is named: it counts for the next one.
@@ -92,6 +94,7 @@ impl Place {
             (Some(_), None) => false,
             (Some(_), Some(_)) => self.inside > 0,
         };
+        self.passed_on |= self.record.occupant.is_some();
         self.record.occupant = occupant;
     }
 }
@@ -248,7 +251,8 @@ impl Seats {
                 self.repair(name)
             }
             None => {
-                lock(&self.0.places).insert(name, Place::of(record));
+                // One of the same name may have been removed a moment ago.
+                lock(&self.0.places).insert(name, Place { passed_on: true, ..Place::of(record) });
                 self.serve(name)
             }
         };
@@ -333,6 +337,11 @@ impl Seats {
     /// The container that has a seat.
     pub(crate) fn occupant(&self, name: SeatName) -> Option<Occupant> {
         lock(&self.0.places).get(&name)?.record.occupant.clone()
+    }
+
+    /// Whether a container has lost a seat since this was last asked. A seat that is not there is nobody's.
+    pub(crate) fn take_passed_on(&self, name: SeatName) -> bool {
+        lock(&self.0.places).get_mut(&name).is_none_or(|place| std::mem::take(&mut place.passed_on))
     }
 
     /// A client has come to a seat.

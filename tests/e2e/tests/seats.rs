@@ -452,6 +452,48 @@ fn an_administrators_limit_outlives_the_scheduler_in_a_seat() {
 }
 
 #[test]
+fn words_of_an_administrator_about_a_pod_do_not_stay_for_the_next_one() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let _scheduler = places.start(&world);
+    let name = make(&world, &seat(0, 0, memory(512 * MIB)));
+    let hold = |pod: &str| {
+        let holder = Occupant { namespace: "lab".into(), pod: pod.into(), container: "main".into() };
+        done(&world, AdminRequest::OccupySeats(vec![(name, Some(holder))]))
+    };
+    let start = |job: &str| {
+        let job = Program::workload(&world, job, "--memory 64MiB --block 64MiB --kernel-us 1000");
+        places.program(job.until_told(), name).start()
+    };
+    let has = |job: &Running, bytes: u64, paused: bool| {
+        Scheduler::until(&world, &format!("a limit of {bytes} bytes, paused: {paused}"), |status| {
+            status.find(job.pid()).is_some_and(|client| {
+                client.usage.iter().map(|usage| usage.limit).eq([bytes]) && client.share.paused == paused
+            })
+        });
+    };
+    hold("train-0");
+    let first = start("first");
+    has(&first, 512 * MIB, false);
+    let client = Scheduler::status(&world).client(first.pid()).client;
+    let given = TenantSettings { paused: Some(true), ..memory(0) };
+    done(&world, AdminRequest::SetTerms { client, gpu: None, given });
+    has(&first, 0, true);
+    // The container starts again in its pod.
+    drop(first);
+    hold("train-0");
+    let again = start("again");
+    Scheduler::until(&world, "it is paused, too", |status| {
+        status.find(again.pid()).is_some_and(|client| client.share.paused)
+    });
+    drop(again);
+    hold("train-1");
+    let next = start("next");
+    has(&next, 512 * MIB, false);
+    world.stop_intact([next]);
+}
+
+#[test]
 fn a_folder_that_is_removed_comes_back() {
     let world = World::simulated(CARDS);
     let places = Places::of(&world);

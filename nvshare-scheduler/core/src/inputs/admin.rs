@@ -142,7 +142,7 @@ impl Books {
         let members = self.state().jobs().clients(job);
         if given.memory.is_some() {
             for &id in &members {
-                self.tell_limits(id, 0);
+                self.tell_limits(id, |_| 0);
             }
         }
         self.apply_terms(job);
@@ -165,10 +165,20 @@ impl Books {
         let before = self.jobs_mut().set_seat(job, bounds);
         if before != bounds {
             for id in self.state().jobs().clients(job) {
-                self.tell_limits(id, before.memory.unwrap_or(0));
+                self.tell_limits(id, |_| before.memory.unwrap_or(0));
             }
             self.apply_terms(job);
         }
+    }
+
+    /// Forgets what administrators gave to a tenant. Its bounds stay.
+    pub(crate) fn forget_tenant_terms(&mut self, tenant: u64) {
+        let job = Job::Tenant(tenant);
+        let Some(before) = self.jobs_mut().take_back(job) else { return };
+        for id in self.state().jobs().clients(job) {
+            self.tell_limits(id, |gpu| before.memory(gpu).unwrap_or(0));
+        }
+        self.apply_terms(job);
     }
 
     /// Asks every client for its counters, unless it still has to answer.

@@ -13,7 +13,7 @@ use crate::state::virtual_time::WEIGHT_SCALE;
 
 /// The terms that a job was given.
 #[derive(Debug, Clone, Default)]
-struct JobTerms {
+pub(crate) struct JobTerms {
     weight: Option<u32>,
     priority: Option<Priority>,
     enforcement: Option<Enforcement>,
@@ -62,12 +62,14 @@ impl JobTerms {
         self.compute_on.get(&gpu).copied().or(self.compute)
     }
 
-    fn memory(&self, gpu: GpuUuid) -> Option<u64> {
+    /// Returns the limit in bytes that an administrator gave on a GPU; 0: no limit.
+    pub(crate) fn memory(&self, gpu: GpuUuid) -> Option<u64> {
         self.memory_on.get(&gpu).copied().or(self.memory)
     }
 
     /// Returns the limit to tell a process that says that its own is `own`, or `None` if that one is in
-    /// force. `before` is what its seat set until now: that is no wish of the process. 0: no limit.
+    /// force. `before` is what its seat, or an administrator, set until now: that is no wish of the process.
+    /// 0: no limit.
     fn limit_to_tell(&self, gpu: GpuUuid, own: u64, before: u64) -> Option<u64> {
         if let Some(bytes) = self.memory(gpu) {
             return Some(bytes);
@@ -323,6 +325,13 @@ impl Jobs {
         self.given.entry(job).or_default().set_seat(seat)
     }
 
+    /// Forgets what administrators gave to a job, and returns it. The terms that its seat sets stay.
+    pub(crate) fn take_back(&mut self, job: Job) -> Option<JobTerms> {
+        let given = self.given.get_mut(&job)?;
+        let left = JobTerms { seat: given.seat, ..JobTerms::default() };
+        Some(std::mem::replace(given, left))
+    }
+
     /// Forgets the terms of jobs without a process, if there are too many.
     fn make_place_for_terms(&mut self) {
         if self.given.len() >= MAX_ABSENT + self.present.len() {
@@ -352,12 +361,12 @@ impl Jobs {
     }
 
     /// Returns the limits that an administrator, or its seat, sets for a client, where they are not those
-    /// that the client says. `before` is what its seat set until now, in bytes; 0: nothing.
-    pub(crate) fn limits_of(&self, client: &Client, before: u64) -> Vec<Amount> {
+    /// that the client says. `before` is what one of them set on a GPU until now, in bytes; 0: nothing.
+    pub(crate) fn limits_of(&self, client: &Client, before: impl Fn(GpuUuid) -> u64) -> Vec<Amount> {
         let Some(given) = self.given.get(&client.job) else { return Vec::new() };
         let accounts = client.accounts.iter();
         let limit = accounts.filter_map(|(&gpu, account)| {
-            Some(Amount { gpu, bytes: given.limit_to_tell(gpu, account.usage.limit, before)? })
+            Some(Amount { gpu, bytes: given.limit_to_tell(gpu, account.usage.limit, before(gpu))? })
         });
         limit.collect()
     }

@@ -62,9 +62,9 @@ impl Books {
         }
     }
 
-    /// Tells a client what an administrator, or its seat, lets it allocate; `before` is what its seat did
-    /// until now.
-    pub(crate) fn tell_limits(&mut self, id: ClientId, before: u64) {
+    /// Tells a client what an administrator, or its seat, lets it allocate; `before` is what one of them did
+    /// on a GPU until now.
+    pub(crate) fn tell_limits(&mut self, id: ClientId, before: impl Fn(GpuUuid) -> u64) {
         let state = self.state();
         let limits = state.client(id).map(|client| state.jobs().limits_of(client, before));
         for limit in limits.into_iter().flatten() {
@@ -84,7 +84,7 @@ impl Books {
         let gpus = if asks_for_its_job(&client.asked) { state.jobs().gpus(job) } else { client.gpus() };
         self.apply_terms_on(job, gpus);
         self.apply_pauses(vec![id]);
-        self.tell_limits(id, 0);
+        self.tell_limits(id, |_| 0);
     }
 
     /// Removes a client that is gone from its job, and with it what it asked for.
