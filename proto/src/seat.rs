@@ -141,7 +141,7 @@ pub struct SeatStatus {
     /// The container that has it, if one does.
     #[serde(rename = "holder")]
     pub occupant: Option<Occupant>,
-    /// The clients that came to its socket, by their numbers; of those that are gone, the last few.
+    /// The clients that came to its socket, by their numbers; of those that are gone, the last few of this container.
     pub clients: Vec<u64>,
 }
 

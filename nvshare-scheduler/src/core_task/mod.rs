@@ -65,8 +65,8 @@ pub(crate) struct CoreTask {
     /// The kernel's descriptions of clients' processes when they registered.
     processes: BTreeMap<ClientId, Described>,
     seats: Seats,
-    /// The seats of clients that came to the socket of one.
-    seated: BTreeMap<ClientId, SeatName>,
+    /// The seats of clients that came to the socket of one; none: the container has the seat no more.
+    seated: BTreeMap<ClientId, Option<SeatName>>,
     /// How clients get device memory.
     memory_modes: BTreeMap<ClientId, MemoryMode>,
     /// The GPUs that clients used when NVML was last asked.
@@ -272,7 +272,7 @@ impl CoreTask {
         if let Some(name) = seat {
             self.pass_on(name, now);
             self.seats.came(name);
-            self.seated.insert(client, name);
+            self.seated.insert(client, Some(name));
             seats::keep_own_wishes(&mut register.asked, &self.seats.given(name));
             self.bound(name, now);
         }
@@ -293,7 +293,7 @@ impl CoreTask {
     /// A seat may have other limits, or another holder. Its first client learns that when it registers.
     fn seat_changed(&mut self, name: SeatName, now: Time) {
         self.pass_on(name, now);
-        let of_seat = self.seated.iter().filter(|&(_, &seat)| seat == name);
+        let of_seat = self.seated.iter().filter(|&(_, &seat)| seat == Some(name));
         let clients: Vec<ClientId> = of_seat.map(|(&client, _)| client).collect();
         if clients.is_empty() {
             return;
@@ -306,10 +306,16 @@ impl CoreTask {
         }
     }
 
-    /// A container that has lost its seat takes with it what administrators gave to the seat's tenant.
+    /// A container that has lost its seat takes its clients with it, and what administrators gave to the seat's tenant.
     fn pass_on(&mut self, name: SeatName, now: Time) {
         if self.seats.take_passed_on(name) {
             self.core.forget_tenant_terms(Tenant::Seat(name).number(), now);
+            for (client, seat) in &mut self.seated {
+                // A client that is connected may be one of the next container, which is not named yet.
+                if *seat == Some(name) && !self.outgoing.contains_key(client) {
+                    *seat = None;
+                }
+            }
         }
     }
 

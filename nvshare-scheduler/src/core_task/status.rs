@@ -85,7 +85,8 @@ impl CoreTask {
             Some(Viewer::Process(_)) => false,
         };
         let mut clients: BTreeMap<SeatName, Vec<ClientId>> = BTreeMap::new();
-        for (&client, &name) in &self.seated {
+        let seated = self.seated.iter().filter_map(|(&client, &seat)| Some((client, seat?)));
+        for (client, name) in seated {
             clients.entry(name).or_default().push(client);
         }
         let shown = self.seats.all().into_iter().filter(|(name, ..)| is_shown(name));

@@ -16,16 +16,16 @@ fn is_own(viewer: &Described, process: &Described) -> bool {
     }
 }
 
-/// Keeps the viewer's own clients in the rows; each GPU's row counts the others.
+/// Keeps the viewer's own clients in the rows; each GPU's row counts the others. Those of a container that has lost its seat are nobody's.
 pub(crate) fn restrict(
     viewer: &Viewer,
     processes: &BTreeMap<u64, Described>,
-    seated: &BTreeMap<u64, SeatName>,
+    seated: &BTreeMap<u64, Option<SeatName>>,
     gpus: &mut [GpuStatus],
     clients: &mut Vec<ClientStatus>,
 ) {
     let is_shown = |client: &ClientStatus| match (viewer, seated.get(&client.client)) {
-        (Viewer::Seat(mine), Some(other)) => mine == other,
+        (Viewer::Seat(mine), Some(Some(other))) => mine == other,
         (Viewer::Process(Some(viewer)), None) => {
             processes.get(&client.client).is_some_and(|process| is_own(viewer, process))
         }
@@ -125,12 +125,13 @@ mod tests {
             (2, process(1000, Some("/docker/0123"))),
             (3, process(1001, None)),
             (4, process(1000, None)),
+            (5, process(1000, None)),
         ]);
         let [seat, other] = ["00000000000000aa", "00000000000000ab"].map(|name| name.parse().unwrap());
-        let seated = BTreeMap::from([(4, seat)]);
+        let seated = BTreeMap::from([(4, Some(seat)), (5, None)]);
         let at_socket = |process| Viewer::Process(Some(process));
         for (viewer, expected) in [
-            // One of this user is at a seat, and is shown there.
+            // One of this user is at a seat, and is shown there. Another one was, and its container has gone.
             (at_socket(process(1000, None)), &[1][..]),
             (at_socket(process(1001, None)), &[3]),
             // Root in a container is not root outside.
@@ -142,12 +143,12 @@ mod tests {
             (Viewer::Seat(seat), &[4]),
             (Viewer::Seat(other), &[]),
         ] {
-            let (mut gpus, mut clients) = ([row(GPU)], (1..5).map(client).collect());
+            let (mut gpus, mut clients) = ([row(GPU)], (1..6).map(client).collect());
             restrict(&viewer, &processes, &seated, &mut gpus, &mut clients);
             assert_eq!(clients.iter().map(|c| c.client).collect::<Vec<_>>(), expected, "{viewer:?}");
             let shown: u64 = expected.iter().sum();
             let others = gpus[0].others.expect("they are counted");
-            assert_eq!((others.clients, others.allocated), (4 - expected.len() as u32, 100 - 10 * shown));
+            assert_eq!((others.clients, others.allocated), (5 - expected.len() as u32, 150 - 10 * shown));
             assert_eq!(others.holders as usize + gpus[0].holders.len(), 1);
             assert_eq!(others.waiters as usize + gpus[0].waiters.len(), 2);
         }

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use nvshare_harness::{Program, Scheduler, World, wait_until};
 use nvshare_proto::{
@@ -86,6 +87,45 @@ fn seats_to_which_no_client_came_since_they_were_given_out_are_named() {
     run(never);
     wait_until("all came", || last_line(&world) == "seats that containers have: 2");
     assert_eq!(unused(&world), [""; 0]);
+}
+
+#[test]
+fn clients_of_the_pod_before_are_not_those_of_the_next_one() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let _scheduler = places.start(&world);
+    let name = make(&world, &seat(0, 0, TenantSettings::default()));
+    let run = |job: &str| {
+        let job = Program::workload(&world, job, "--memory 64MiB --block 64MiB --steps 1");
+        let ran = places.program(job, name).start().finish();
+        ran.intact();
+        Scheduler::until(&world, "it is gone", |status| {
+            status.find(ran.pid).is_some_and(|client| client.gone)
+        });
+        ran.pid
+    };
+    let seen = |socket: &Path| {
+        let pid = |reply| match reply {
+            Reply::Admin(AdminReply::Client(client)) => Some(client.pid),
+            _ => None,
+        };
+        ask(socket, AdminRequest::Status).into_iter().filter_map(pid).collect::<Vec<u32>>()
+    };
+    hold(&world, name, Some(pod("train-0")));
+    let old = run("old");
+    assert_eq!(seen(&places.socket(name)), [old]);
+    hold(&world, name, Some(pod("train-1")));
+    let new = run("new");
+    assert_eq!(seen(&places.socket(name)), [new]);
+    // They run as one user, outside of containers.
+    assert!(seen(Path::new(&places.common)).is_empty());
+    // An administrator sees both, and the pod of one.
+    let status = Scheduler::status(&world);
+    assert_eq!(status.seats[0].clients, [status.client(new).client]);
+    assert!(status.find(old).is_some(), "{status:?}");
+    let shown = Scheduler::ctl(&world, &["clients", "--all"]).stdout;
+    let shown = String::from_utf8_lossy(&shown);
+    assert_eq!(shown.matches("lab/train-1/main").count(), 1, "{shown}");
 }
 
 /// The events that are kept.
