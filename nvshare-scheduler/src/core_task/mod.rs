@@ -266,7 +266,8 @@ impl CoreTask {
         self.recorder.expect(client, pid, &name, info, seat);
         self.processes.extend(process.map(|process| (client, process)));
         // Only the kernel's number counts, not the client's own: with that, it could name another process's
-        // memory as its own.
+        // memory as its own. Of the clients that a living process has been, the last one is enough.
+        self.pids.retain(|known, pid| Some(*pid) != identity.pid || self.outgoing.contains_key(known));
         self.pids.extend(identity.pid.map(|pid| (client, pid)));
         self.memory_modes.insert(client, register.memory);
         if let Some(name) = seat {
