@@ -62,6 +62,15 @@ impl JobTerms {
         self.compute_on.get(&gpu).copied().or(self.compute)
     }
 
+    /// Whether an administrator limits the time on a GPU, or on any.
+    fn has_compute_limit(&self, gpu: Option<GpuUuid>) -> bool {
+        let is_limit = |percent: u8| percent > 0;
+        match gpu {
+            Some(gpu) => self.compute(gpu).is_some_and(is_limit),
+            None => self.compute.into_iter().chain(self.compute_on.values().copied()).any(is_limit),
+        }
+    }
+
     /// Returns the limit in bytes that an administrator gave on a GPU; 0: no limit.
     pub(crate) fn memory(&self, gpu: GpuUuid) -> Option<u64> {
         self.memory_on.get(&gpu).copied().or(self.memory)
@@ -215,9 +224,11 @@ fn in_force(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> InForce {
     let priority = first(&least.priority).into_iter().fold(priority, Priority::min);
     let bound = given.seat.compute.filter(|&percent| percent > 0);
     // A process that lowers its limit, and says that limits have no effect, does not switch off that of its
-    // seat.
+    // seat, or of an administrator.
     let of_seat = given.seat.enforcement.or_else(|| bound.map(|_| Enforcement::Default));
-    let strictest = of_seat.into_iter().chain(least.enforcement()).max_by_key(|&one| strictness(one));
+    let of_administrator = given.has_compute_limit(gpu).then_some(Enforcement::Default);
+    let set = of_seat.into_iter().chain(of_administrator);
+    let strictest = set.chain(least.enforcement()).max_by_key(|&one| strictness(one));
     let enforcement = given.enforcement.or(strictest).unwrap_or_default();
     let limit = |gpu| given.compute(gpu).or_else(|| bound.into_iter().chain(least.compute(gpu)).min());
     let limit = gpu.and_then(limit).filter(|&percent| percent > 0);
@@ -491,6 +502,28 @@ mod tests {
         assert!(given.paused);
         given.take(None, TenantSettings { weight: Some(5), ..TenantSettings::default() });
         assert!(given.paused && given.weight == Some(5));
+    }
+
+    #[test]
+    fn a_program_does_not_switch_off_an_administrators_limit() {
+        use Enforcement::{Default, Disable, Force};
+        let asked = [asks(None, None, &[50], Disable)];
+        let got = |given: &JobTerms, gpu| {
+            let found = in_force(given, &of(&asked), gpu);
+            (found.enforcement, found.terms().limit)
+        };
+        let mut given = JobTerms::default();
+        assert_eq!(got(&given, Some(GPU)), (Disable, None), "its own limit");
+        given.take(Some(GPU), TenantSettings { compute: Some(25), ..TenantSettings::default() });
+        assert_eq!(got(&given, Some(GPU)), (Default, Some(25)));
+        assert_eq!(got(&given, Some(OTHER)), (Disable, None), "an administrator has said nothing of it");
+        assert_eq!(got(&given, None).0, Default, "it is shown");
+        for (enforcement, limit) in [(Disable, None), (Force, Some(25))] {
+            given.take(None, TenantSettings { enforcement: Some(enforcement), ..TenantSettings::default() });
+            assert_eq!(got(&given, Some(GPU)), (enforcement, limit), "an administrator's own word");
+        }
+        let none = JobTerms { compute: Some(0), ..JobTerms::default() };
+        assert_eq!(got(&none, Some(GPU)), (Disable, None));
     }
 
     #[test]
