@@ -170,6 +170,11 @@ impl Session {
         (gate, usage)
     }
 
+    /// There is a scheduler, and no place among the connections that it is about to take.
+    pub fn put_off<H: Host>(&mut self, host: &mut H, now: Duration) {
+        self.feed(host, Input::Registering, now);
+    }
+
     /// The connection is gone.
     pub fn lost<H: Host>(&mut self, host: &mut H, now: Duration) {
         update_all(host, Account::lose_scheduler);

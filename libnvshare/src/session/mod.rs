@@ -8,6 +8,7 @@ mod report;
 mod wire;
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
@@ -236,7 +237,12 @@ impl Thread {
                 if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
                     devices::all().for_each(Device::shut_out);
                 }
-                self.tell(Session::found_nobody);
+                // A full queue is a scheduler's: many programs start at once, or it is stopped.
+                if error.kind() == ErrorKind::WouldBlock {
+                    self.tell(Session::put_off);
+                } else {
+                    self.tell(Session::found_nobody);
+                }
             }
         }
     }

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::mem::{ManuallyDrop, offset_of};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -26,6 +27,8 @@ static SPOKEN: AtomicU16 = AtomicU16::new(VERSION);
 /// Held while a frame is written, so that frames do not mix.
 static WRITING: Mutex<()> = Mutex::new(());
 
+/// A scheduler whose queue of connections is full for this long does not answer. The session's thread does nothing else meanwhile.
+const QUEUE_PATIENCE: Duration = Duration::from_millis(100);
 /// A scheduler that does not read for this long is lost.
 const WRITE_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -51,15 +54,57 @@ impl Drop for Wire {
     }
 }
 
-fn connect(path: &Path) -> io::Result<UnixStream> {
-    UnixStream::connect(path).map(|stream| beyond_standard(stream.into()).into())
+/// Connects. If the scheduler's queue of connections is full, this waits for a place in it, for about this long at most. A scheduler that
+/// is stopped makes no place: connections that their programs have closed stay in the queue.
+///
+/// # Errors
+/// The system's; [`ErrorKind::WouldBlock`]: there was no place.
+fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let (address, length) = address_of(path)?;
+    // SAFETY: no pointers.
+    let number = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if number < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and ours.
+    let stream = UnixStream::from(beyond_standard(unsafe { OwnedFd::from_raw_fd(number) }));
+    // The time limit of writes is that of this call, too.
+    stream.set_write_timeout(Some(patience))?;
+    let until = Instant::now() + patience;
+    loop {
+        // SAFETY: an address of the given length.
+        if unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), length) } == 0 {
+            return Ok(stream);
+        }
+        // A signal of the program ends a call with a time limit early, whatever its handler asks for.
+        match io::Error::last_os_error() {
+            error if error.kind() != ErrorKind::Interrupted => return Err(error),
+            _ if Instant::now() >= until => return Err(ErrorKind::WouldBlock.into()),
+            _ => {}
+        }
+    }
+}
+
+/// The address of a socket's file.
+fn address_of(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+    // The standard library refuses a path that is too long, or has a zero in it.
+    SocketAddr::from_pathname(path)?;
+    let bytes = path.as_os_str().as_bytes();
+    // SAFETY: plain memory, for which zeros are valid.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (place, byte) in address.sun_path.iter_mut().zip(bytes) {
+        *place = *byte as libc::c_char;
+    }
+    // A zero ends it.
+    Ok((address, (offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1) as libc::socklen_t))
 }
 
 impl Wire {
     /// Connects, if a scheduler listens. This version is spoken on the connection.
     pub(super) fn connect(version: u16) -> io::Result<Self> {
         SPOKEN.store(version, Ordering::Relaxed);
-        let stream = connect(config::socket())?;
+        let stream = connect(config::socket(), QUEUE_PATIENCE)?;
         stream.set_write_timeout(Some(WRITE_PATIENCE))?;
         DESCRIPTOR.set(stream.as_raw_fd());
         let (buffer, outgoing) = (Vec::new(), Vec::new());
@@ -161,7 +206,7 @@ pub(super) fn ask_for_page(run: Option<u64>) -> TenantPage<(u32, OwnedFd)> {
 }
 
 fn try_to_ask(run: Option<u64>, version: u16) -> Option<TenantPage<(u32, OwnedFd)>> {
-    let stream = connect(config::socket()).ok()?;
+    let stream = connect(config::socket(), LOOK_PATIENCE).ok()?;
     stream.set_read_timeout(Some(LOOK_PATIENCE)).ok()?;
     stream.set_write_timeout(Some(LOOK_PATIENCE)).ok()?;
     write_all(stream.as_raw_fd(), &codec::encode_in(version, &Request::Look { run }).ok()?).ok()?;
@@ -286,5 +331,36 @@ pub(super) fn send_counters() {
             let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
             libc::send(descriptor, frame.as_ptr().cast(), frame.len(), flags);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_place_in_a_full_queue_is_waited_for_as_long_as_is_said() {
+        const PATIENCE: Duration = Duration::from_millis(200);
+        let path = std::env::temp_dir().join(format!("nvshare-queue-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let connect = |path: &Path| connect(path, PATIENCE).map_err(|error| error.kind());
+        let listener = UnixListener::bind(&path).unwrap();
+        // SAFETY: a listening socket of ours. A second call sets the length of the queue: it has one place.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        // It keeps the place when it is closed.
+        drop(connect(&path).unwrap());
+        let begin = Instant::now();
+        assert_eq!(connect(&path).unwrap_err(), ErrorKind::WouldBlock);
+        let waited = begin.elapsed();
+        assert!(waited >= PATIENCE * 9 / 10 && waited < Duration::from_secs(5), "{waited:?}");
+        drop(listener.accept().unwrap());
+        drop(connect(&path).unwrap());
+        drop(listener);
+        assert_eq!(connect(&path).unwrap_err(), ErrorKind::ConnectionRefused);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(connect(&path).unwrap_err(), ErrorKind::NotFound);
+        assert_eq!(connect(&path.join("x".repeat(108))).unwrap_err(), ErrorKind::InvalidInput);
     }
 }

@@ -1,6 +1,7 @@
 //! Everything fails open: a scheduler that is absent, dies, comes back, or is started twice.
 
-use std::os::unix::net::UnixListener;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use nvshare_harness::{Program, Running, Scheduler, Status, World, wait_until};
@@ -17,6 +18,7 @@ nvshare_harness::with_both_memories! {
     without_a_scheduler_programs_run_and_join_later
     a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back
     parked_programs_go_on_when_a_scheduler_does_not_come_back
+    programs_go_on_when_a_scheduler_takes_no_connection
     a_stopped_program_holds_up_nobody_that_fits_beside_it
     a_stopped_program_that_waits_is_passed_over_until_it_goes_on
     a_process_that_becomes_another_program_leaves_its_room
@@ -86,6 +88,21 @@ fn parked_programs_go_on_when_a_scheduler_does_not_come_back(memory: &str) {
     scheduler.kill();
     wait_until("both notice", || jobs.iter().all(|job| job.log().contains(LOST)));
     world.stop_intact(jobs);
+}
+
+/// A scheduler that is stopped takes no connection. Its queue is full of those that their programs have closed.
+fn programs_go_on_when_a_scheduler_takes_no_connection(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let listener = UnixListener::bind(world.socket()).expect("a socket");
+    // A second call sets the length of the queue (listen(2)): it has one place.
+    // SAFETY: a listening socket of ours.
+    assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+    drop(UnixStream::connect(world.socket()).expect("the place"));
+    let job = Program::workload(&world, "job", &format!("{JOB} --steps 5")).start().finish();
+    job.intact();
+    // It has found the scheduler, and has waited for it as for one that does not answer.
+    let is_full = format!("(os error {})", libc::EAGAIN);
+    assert!(job.log.contains(&is_full) && job.log.contains("does not answer"), "{}", job.log);
 }
 
 #[test]

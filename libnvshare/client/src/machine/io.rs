@@ -34,7 +34,7 @@ pub enum MoverOrder {
 pub enum Input {
     /// The scheduler sent this message.
     Message(SchedulerMessage),
-    /// There is a connection, and REGISTER is sent on it.
+    /// There is a connection, and REGISTER is sent on it. Or a scheduler is there that takes no connection.
     Registering,
     /// The connection to the scheduler is gone.
     Lost,
