@@ -50,6 +50,8 @@ static DONE: Mutex<Vec<(Done, Instant)>> = Mutex::new(Vec::new());
 
 /// Asks the scheduler for the page of this process's tenant, once and without a session.
 pub(crate) fn ask_for_page() -> TenantPage<quota::MappedPage> {
+    // It connects, writes, reads and closes, on a thread of the program.
+    let _whole = threads::Uncancelled::begin();
     match wire::ask_for_page(config::run()) {
         TenantPage::Page((row, descriptor)) => {
             quota::MappedPage::map(&descriptor, row as usize).map_or(TenantPage::NoAnswer, TenantPage::Page)

@@ -1,6 +1,7 @@
 //! The habits of host programs, one small program in C for each (`tests/guests/`), under the real library and the real
 //! daemon, on the simulated driver.
 
+use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
@@ -241,6 +242,20 @@ fn a_child_that_is_forked_while_nvml_is_asked_gets_an_answer() {
     let _silent = PlayedScheduler::listen(&world);
     let guest = Program::guest(&world, "looks_when_forked", &[]).env("NVSHARE_MEM_LIMIT", "100MiB");
     guest.start().finish().passed();
+}
+
+#[test]
+fn a_thread_that_is_cancelled_while_it_asks_by_nvml_has_asked() {
+    let world = World::simulated(CARD);
+    symlink(guest("nvml", true), world.dir().join("lib/libnvidia-ml.so.1")).expect("a link");
+    let silent = PlayedScheduler::listen(&world);
+    let guest = Program::guest(&world, "looks_when_cancelled", &[]).env("NVSHARE_MEM_LIMIT", "100MiB");
+    let guest = guest.waits_for_go().start();
+    // Behind its question, the thread does nothing but wait for the answer.
+    let (mut asker, _) = silent.accept().expect("a connection");
+    asker.read_exact(&mut [0; 4]).expect("a question");
+    std::fs::write(world.dir().join("go"), "").expect("a file");
+    guest.finish().passed();
 }
 
 #[test]

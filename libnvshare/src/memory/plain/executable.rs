@@ -11,6 +11,8 @@ use memchr::memmem;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionKind};
 
+use crate::process::threads::Uncancelled;
+
 /// Functions that need plain memory, or memory that the library maps. Names with `_v2`, `_ptsz` and so on count too.
 const SHARING: [&str; 3] = ["cudaIpcGetMemHandle", "cuIpcGetMemHandle", "cuMemGetHandleForAddressRange"];
 /// Functions that need plain memory.
@@ -24,6 +26,8 @@ const MAX_CODE: u64 = 32 << 20;
 /// The function that the program calls and that refuses its memory, if the executable shows one. `shares`: the library maps
 /// the memory, and shares it by itself.
 pub(super) fn find_refusing_call(shares: bool) -> Option<String> {
+    // It opens and closes a file, on a thread of the program.
+    let _whole = Uncancelled::begin();
     let file = File::open("/proc/self/exe").ok()?;
     let mapped = MappedFile::new(&file)?;
     let elf = ElfFile64::<Endianness>::parse(mapped.bytes()).ok()?;
@@ -103,7 +107,31 @@ impl Drop for MappedFile {
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
-    use super::calls;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::{calls, find_refusing_call};
+
+    /// The C library's functions in it are cancellation points, from which Rust does not unwind.
+    #[test]
+    fn a_thread_that_is_cancelled_while_it_reads_the_executable_has_read_it() {
+        static HAS_READ: AtomicBool = AtomicBool::new(false);
+        extern "C" fn read_cancelled(_: *mut std::ffi::c_void) -> *mut std::ffi::c_void {
+            // SAFETY: the calling thread; it is cancelled at its next cancellation point.
+            unsafe { libc::pthread_cancel(libc::pthread_self()) };
+            assert_eq!(find_refusing_call(true), None);
+            HAS_READ.store(true, Ordering::SeqCst);
+            std::ptr::null_mut()
+        }
+        // SAFETY: a place for the thread, which is waited for.
+        unsafe {
+            let mut thread = std::mem::zeroed();
+            let made =
+                libc::pthread_create(&raw mut thread, std::ptr::null(), read_cancelled, std::ptr::null_mut());
+            assert_eq!(made, 0);
+            assert_eq!(libc::pthread_join(thread, std::ptr::null_mut()), 0);
+        }
+        assert!(HAS_READ.load(Ordering::SeqCst));
+    }
 
     #[test]
     fn calls_and_jumps_are_found_where_they_lead() {
