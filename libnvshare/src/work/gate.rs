@@ -10,13 +10,14 @@ mod atomics;
 pub(crate) mod door;
 mod fence;
 mod marks;
+mod sleepers;
 mod slots;
 #[cfg(test)]
 mod stress;
 
 use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ use crate::work::streams::{self, Stream};
 use crate::work::{callbacks, captures, contexts, used_devices};
 use door::Entered;
 use fence::Fence;
+use sleepers::{Sleeper, Sleepers};
 use slots::Slot;
 
 /// The gate is open.
@@ -50,7 +52,7 @@ const SHUT: u32 = 5;
 static STATE: AtomicU32 = AtomicU32::new(DORMANT);
 static FENCE: Fence = Fence { for_all: AtomicBool::new(false) };
 /// Threads that sleep at the gate.
-static SLEEPING: AtomicUsize = AtomicUsize::new(0);
+static SLEEPING: Sleepers = Sleepers::none();
 /// Held between a sleeper's look at the state and its sleep, so that no wake-up is lost in between. Also held while the
 /// state is changed from outside. While the gate is [shut], it has the state that follows.
 static SLEEP_LOCK: Mutex<Option<u32>> = Mutex::new(None);
@@ -279,19 +281,10 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass
     }
 }
 
-/// Counts a thread as sleeping at the gate while this lives, even if the thread is cancelled.
-struct Sleeper;
-
-impl Sleeper {
-    fn count() -> Self {
-        SLEEPING.fetch_add(1, Ordering::SeqCst);
-        Self
-    }
-}
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        SLEEPING.fetch_sub(1, Ordering::SeqCst);
+/// Counts a thread as sleeping at the gate, and lets the session know.
+fn say_asleep(sleeper: &mut Sleeper) {
+    if sleeper.count() && !REQUESTED.swap(true, Ordering::SeqCst) {
+        bell::ring();
     }
 }
 
@@ -301,12 +294,12 @@ fn sleep_until_open() {
     if open_if_driver_has_ended() {
         return;
     }
-    let _sleeper = Sleeper::count();
-    if !REQUESTED.swap(true, Ordering::SeqCst) {
-        bell::ring();
-    }
+    let mut sleeper = Sleeper::of(&SLEEPING);
+    say_asleep(&mut sleeper);
     let mut sleep = lock(&SLEEP_LOCK);
     while matches!(STATE.load(Ordering::SeqCst), CLOSED | SHUT) {
+        // The gate may have opened meanwhile, and closed again.
+        say_asleep(&mut sleeper);
         if lifecycle::is_exiting() {
             (sleep, _) = WAKE.wait_timeout(sleep, LOOK).unwrap_or_else(PoisonError::into_inner);
             drop(sleep);
@@ -407,7 +400,10 @@ pub(crate) fn open(in_flight: InFlight) {
         // This comes first: a thread that finds the gate closed later sees that it has been open.
         OPENINGS.fetch_add(1, Ordering::SeqCst);
         let state = if contexts::has_any_failed() { GUARDED } else { opened(in_flight) };
-        set(|_| state);
+        set(|_| {
+            SLEEPING.forget();
+            state
+        });
     }
     wake();
 }
@@ -495,7 +491,7 @@ pub(crate) fn forget_request() {
 
 /// Whether any thread sleeps at the gate.
 pub(crate) fn anybody_asleep() -> bool {
-    SLEEPING.load(Ordering::SeqCst) > 0
+    SLEEPING.are_any()
 }
 
 /// The number of submissions that passed the gate, and of those that went around it, since the start.

@@ -1,5 +1,5 @@
 //! Two events at one moment: an allocation that the lock overtakes, orders that arrive together, and the lock that is asked for
-//! while work is in flight, or a capture open.
+//! while work is in flight, or a capture open. A signal comes while a thread sleeps at the gate.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -21,6 +21,8 @@ nvshare_harness::with_both_memories! {
     a_context_that_cannot_be_looked_at_counts_as_busy
     a_drain_that_is_given_up_leaves_no_barrier
     a_drain_leaves_an_open_capture_whole
+    a_thread_that_jumps_out_of_its_sleep_asks_for_no_further_turn
+    a_thread_that_sleeps_on_through_a_turn_asks_for_another
 }
 
 /// The order that asks for the lock of a grant.
@@ -266,6 +268,71 @@ fn a_drain_leaves_an_open_capture_whole(memory: &str) {
         grant(&mut client, gpu, Epoch { boot: 1, counter: 2 });
         guest.finish().passed();
     }
+}
+
+fn asks(message: &ClientMessage) -> Option<()> {
+    matches!(message, ClientMessage::ReqLock).then_some(())
+}
+
+fn says(guest: &Running, text: &str) {
+    wait_until(&format!("the guest says {text:?}"), || {
+        assert!(guest.lives(), "{} {}", guest.out(), guest.log());
+        guest.out().contains(text)
+    });
+}
+
+/// A guest with a thread that has slept at the gate when a signal came, whose handler does this.
+fn interrupted(world: &World, how: &str) -> (Running, PlayedScheduler, GpuUuid) {
+    let listener = PlayedScheduler::listen(world);
+    let guest =
+        Program::guest(world, "interrupted", &[how]).until_woken().waits_for_go().until_told().start();
+    let (mut client, gpu, epoch) = granted(&listener);
+    says(&guest, "has worked\n");
+    client.say(&[drop_lock(epoch, 60_000)]);
+    given_back(&mut client);
+    world.wake();
+    client.until(asks);
+    std::fs::write(world.dir().join("go"), "").expect("a file");
+    says(&guest, "interrupted\n");
+    (guest, client, gpu)
+}
+
+fn a_thread_that_jumps_out_of_its_sleep_asks_for_no_further_turn(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let (guest, mut client, gpu) = interrupted(&world, "jumps");
+    grant(&mut client, gpu, Epoch { boot: 1, counter: 2 });
+    client.until_running();
+    // It has made the call once more.
+    says(&guest, "has worked again\n");
+    client.say(&[SchedulerMessage::Waiters { waiting: true }]);
+    client.until(|m| matches!(m, ClientMessage::Idle { .. }).then_some(()));
+    // The client would have asked before it answers this.
+    client.say(&[SchedulerMessage::Evict(Amount { gpu, bytes: 16 << 20 })]);
+    let mut has_asked = false;
+    client.until(|m| {
+        has_asked |= asks(m).is_some();
+        matches!(m, ClientMessage::Evicted { .. }).then_some(())
+    });
+    assert!(!has_asked, "{}", guest.log());
+    world.stop();
+    guest.finish().passed();
+}
+
+fn a_thread_that_sleeps_on_through_a_turn_asks_for_another(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let (guest, mut client, gpu) = interrupted(&world, "stays");
+    let epoch = Epoch { boot: 1, counter: 2 };
+    grant(&mut client, gpu, epoch);
+    client.until_running();
+    client.say(&[drop_lock(epoch, 60_000)]);
+    given_back(&mut client);
+    // The handler ends, and the thread finds the gate closed.
+    std::fs::remove_file(world.dir().join("go")).expect("the file");
+    client.until(asks);
+    grant(&mut client, gpu, Epoch { boot: 1, counter: 3 });
+    says(&guest, "has worked again\n");
+    world.stop();
+    guest.finish().passed();
 }
 
 #[test]

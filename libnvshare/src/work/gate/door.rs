@@ -18,11 +18,12 @@
 //! A thread that waits here allocates nothing, looks no symbol up, and keeps its `errno`: it may hold the loader's lock.
 
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::FENCE;
+use super::sleepers::{Sleeper, Sleepers};
 use super::slots::{self, Slot};
 use crate::driver;
 use crate::process::lock::lock;
@@ -39,7 +40,7 @@ pub(crate) static WORD: AtomicU32 = AtomicU32::new(NONE);
 /// The first function that the program got without a thunk.
 static PASSED_BY: OnceLock<String> = OnceLock::new();
 /// Threads that wait at the door.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
+static WAITING: Sleepers = Sleepers::none();
 /// Held between a waiter's look at the word and its sleep, so that no wake-up is lost in between.
 static WAIT_LOCK: Mutex<()> = Mutex::new(());
 static OPENED: Condvar = Condvar::new();
@@ -130,19 +131,10 @@ pub(crate) fn wait_while_closed() {
     }
 }
 
-/// Counts a thread as waiting while this lives, even if the thread is cancelled.
-struct Waiter;
-
-impl Waiter {
-    fn count() -> Self {
-        WAITING.fetch_add(1, Ordering::SeqCst);
-        Self
-    }
-}
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        WAITING.fetch_sub(1, Ordering::SeqCst);
+/// Counts a thread as waiting at the door, and lets the session know.
+fn say_waiting(waiter: &mut Sleeper) {
+    if waiter.count() {
+        bell::ring();
     }
 }
 
@@ -158,11 +150,13 @@ fn wait() -> bool {
     }
     // SAFETY: the thread's own place.
     let errno = unsafe { *libc::__errno_location() };
-    let waiter = Waiter::count();
-    bell::ring();
+    let mut waiter = Sleeper::of(&WAITING);
+    say_waiting(&mut waiter);
     let mut wait = lock(&WAIT_LOCK);
     let mut has_ended = false;
     while WORD.load(Ordering::SeqCst) == CLOSED && !has_ended {
+        // The door may have opened meanwhile, and closed again.
+        say_waiting(&mut waiter);
         if lifecycle::is_exiting() {
             (wait, _) = OPENED.wait_timeout(wait, LOOK).unwrap_or_else(PoisonError::into_inner);
             drop(wait);
@@ -190,6 +184,7 @@ pub(crate) fn close() {
 pub(crate) fn open() {
     let wait = lock(&WAIT_LOCK);
     let _ = WORD.compare_exchange(CLOSED, OPEN, Ordering::SeqCst, Ordering::SeqCst);
+    WAITING.forget();
     drop(wait);
     OPENED.notify_all();
 }
@@ -202,7 +197,7 @@ pub(crate) fn wake() {
 
 /// Whether a call of the program waits at the door.
 pub(crate) fn has_waiters() -> bool {
-    WAITING.load(Ordering::SeqCst) > 0
+    WAITING.are_any()
 }
 
 /// Whether no call of the program is counted as under way.
