@@ -134,7 +134,7 @@ pub(crate) fn admitted<T, U>(
         device.wait_for_capacity();
     }
     // For plain memory, the driver itself reports that the card is full.
-    while (kind.is_in_disguise() || kind == Kind::Mapped) && !device.has_it_alone(bytes) {
+    while kind.is_in_disguise() && !device.has_it_alone(bytes) {
         ladder.climb(Shortage::Limit).inspect_err(|_| device.say_full(bytes))?;
     }
     loop {
