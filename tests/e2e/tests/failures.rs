@@ -222,8 +222,7 @@ fn a_stopped_program_that_waits_is_passed_over_until_it_goes_on(memory: &str) {
 /// The card has room for both here: a simulated driver's memory stays with a process that lives on.
 fn a_process_that_becomes_another_program_leaves_its_room(memory: &str) {
     let world = World::with_memory(memory, &[("NVSIM_MEMORY", "2GiB"), CARD[1]]);
-    // For as long as the grace lasts, others wait for the memory of a process that has left.
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--grace", "10"]);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--grace", "1"]);
     let becomes = Program::guest(&world, "becomes", &["768"]).start();
     wait_until("it has become another program", || {
         std::fs::read_to_string(format!("/proc/{}/comm", becomes.pid())).is_ok_and(|name| name == "sleep\n")

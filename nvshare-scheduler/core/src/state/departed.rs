@@ -28,6 +28,7 @@ impl Gpu {
                 pid: client.pid,
                 name: client.name.clone(),
                 bytes: left,
+                since: now,
                 reported: false,
                 unseen: 0,
             };

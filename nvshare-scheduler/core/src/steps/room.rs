@@ -4,7 +4,7 @@ use nvshare_proto::units::{Bytes, saturate};
 use nvshare_proto::{Amount, EventKind, GpuUuid, SchedulerMessage};
 
 use crate::judge::room::{SPARE_ROOM, spare};
-use crate::policy::patience::PROMISE_LASTS;
+use crate::policy::patience::{ENDS_WITHIN, PROMISE_LASTS};
 use crate::report::warnings::Topic;
 use crate::state::account::{EvictOrder, Promise};
 use crate::state::client::{ClientId, Phase};
@@ -61,14 +61,18 @@ impl Books {
             return;
         }
         // A process that is ending makes room as well, in time; not one that has left and lives on.
-        let dying = gpu.departed.values().any(|departed| !departed.reported);
+        let now = self.state().now();
+        let ends_by = gpu.departed.values().map(|departed| departed.since.saturating_add(ENDS_WITHIN)).max();
+        let ends_by = ends_by.filter(|&by| by > now);
         // A program that grows will grow more: room is made in large pieces, as far as possible.
         let demand = gpu.ledger.entry(id).map_or(0, |entry| entry.demand);
         let with_spare = missing.saturating_add(SPARE_ROOM.min(capacity.saturating_sub(demand)));
         let makes_room = self.order_evictions(uuid, with_spare, Some(&[id]))
             || self.order_evictions(uuid, missing, Some(&[id]));
-        if !makes_room && !dying {
-            self.wait_or_refuse(id, uuid, needs);
+        match ends_by {
+            _ if makes_room => {}
+            Some(by) => self.wake_at(uuid, by),
+            None => self.wait_or_refuse(id, uuid, needs),
         }
     }
 
