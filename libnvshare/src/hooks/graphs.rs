@@ -167,21 +167,32 @@ pub(crate) unsafe fn launch<const PER_THREAD: bool>(
 /// Room for the memory of a graph that is tried first, in bytes.
 const FIRST_ROOM: u64 = 256 * MIB;
 
+/// How often a launch is tried again.
+const MAX_TRIES: u32 = 16;
+
 /// Launches a graph again that takes more memory than the driver has, as others have it. They leave for a larger and larger part of
-/// what all graphs of the program allocate. Returns the last result.
+/// what all graphs of the program allocate, as far as it may be had. Returns the last result.
 #[cold]
 fn launch_with_room(launch: impl Fn() -> CUresult) -> CUresult {
     for device in devices::used() {
-        let most = device.bytes_of_graph_nodes();
-        let mut bytes = 0;
-        while bytes < most {
-            bytes = (bytes * 2).max(FIRST_ROOM).min(most);
-            let Ok(((), room)) = charge::charged(device, bytes, || Ok(())) else { break };
+        let (mut tried, mut most) = (0, device.bytes_of_graph_nodes());
+        for _ in 0..MAX_TRIES {
+            let bytes = (tried * 2).max(FIRST_ROOM).min(most);
+            if bytes <= tried {
+                break;
+            }
+            let Ok(((), room)) = charge::charged(device, bytes, || Ok(())) else {
+                most = u64::midpoint(tried, bytes);
+                continue;
+            };
             let result = launch();
-            drop(room);
             if result != CUresult::OUT_OF_MEMORY {
+                // The graph's memory counts before the room goes to others.
+                driver_reserve::refresh(device);
                 return result;
             }
+            drop(room);
+            tried = bytes;
         }
     }
     CUresult::OUT_OF_MEMORY
