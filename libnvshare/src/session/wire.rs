@@ -28,7 +28,7 @@ static SPOKEN: AtomicU16 = AtomicU16::new(VERSION);
 static WRITING: Mutex<()> = Mutex::new(());
 
 /// A scheduler whose queue of connections is full for this long does not answer. The session's thread does nothing else meanwhile.
-const QUEUE_PATIENCE: Duration = Duration::from_millis(100);
+const QUEUE_PATIENCE: Duration = Duration::from_millis(500);
 /// A scheduler that does not read for this long is lost.
 const WRITE_PATIENCE: Duration = Duration::from_secs(2);
 
