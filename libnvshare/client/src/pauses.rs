@@ -1,14 +1,16 @@
 //! How long a program pauses in its work, and when it counts as idle.
 //!
 //! A program that waits for each of its steps pauses between them. So it counts as idle only when it has submitted nothing for
-//! [`IDLE_AFTER`] since its work was complete. A program whose last [`SPELLS`] spells of work were short, and had no long pauses, is known
-//! better. It counts as idle after twice the longest of these pauses, at least [`LEARNED_IDLE_AFTER`]: the GPU stands still until
+//! [`IDLE_AFTER`] since its work was complete. A program whose last `SPELLS` spells of work were short, and had no long pauses, is known
+//! better. It counts as idle after twice the longest of these pauses, at least `LEARNED_IDLE_AFTER`: the GPU stands still until
 //! then. All this is about times at which another client waits.
 
 use std::time::Duration;
 
-use nvshare_proto::pace::{IDLE_AFTER, LEARNED_IDLE_AFTER};
+use nvshare_proto::pace::IDLE_AFTER;
 
+/// The same of a program that is known, at least. Most such work is requests, or cells of a notebook.
+const LEARNED_IDLE_AFTER: Duration = Duration::from_millis(4);
 /// A spell of work that is longer than this, the waiting in it included, tells nothing: the program is not known any more.
 const SHORT_SPELL: Duration = Duration::from_millis(500);
 /// How many spells of a program tell when it is idle.

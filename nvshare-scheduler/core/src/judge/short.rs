@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use nvshare_proto::pace::LEARNED_IDLE_AFTER;
 use nvshare_proto::units::saturate_u32;
 
 use crate::Time;
@@ -24,9 +23,9 @@ pub(crate) fn is_interactive(state: &State, unit: &Unit) -> bool {
 
 /// Returns the time that a GPU stood still until it was known that the short work of the leavers was done.
 pub(crate) fn idle_detection_time(state: &State, leavers: &[ClientId]) -> Duration {
-    let was_short =
-        state.clients_of(leavers).any(|client| client.phase().is_idle() && client.is_interactive());
-    if was_short { LEARNED_IDLE_AFTER } else { Duration::ZERO }
+    let short =
+        state.clients_of(leavers).filter(|client| client.phase().is_idle() && client.is_interactive());
+    short.map(|client| client.rhythm.idle_detection()).max().unwrap_or_default()
 }
 
 /// The clients whose work holds a GPU and would have to leave it for a waiter.
@@ -55,7 +54,8 @@ impl LongWork {
         let client = state.client(unit.first())?;
         // One visit: there and back, and until it is known that it is over. Others that are short come as
         // often.
-        let visits = (cost * 2 + LEARNED_IDLE_AFTER) * saturate_u32(gpu.shares.short().max(1));
+        let visits =
+            (cost * 2 + client.rhythm.usual_idle_detection()) * saturate_u32(gpu.shares.short().max(1));
         let visit_interval = visits.mul_f64(1e6 / f64::from(target.overhead_ppm.max(1)));
         // A client that comes this seldom stays within the budget, so it is not delayed, whatever others have
         // cost.

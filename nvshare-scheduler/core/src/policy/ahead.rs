@@ -5,6 +5,7 @@
 //! - It runs no further ahead of its share than [`most_ahead`]: a client beyond that waits for its turn like
 //!   all others. The time that it uses is charged like all time. So a client that only looks interactive
 //!   comes sooner once, and gets no more in sum.
+//! - It does not go ahead of work that has waited for half of the longest wait.
 //! - It does not go ahead of other short work, which is over soon.
 
 use std::time::Duration;
@@ -16,8 +17,8 @@ use super::turn;
 
 /// Returns how far short work may run ahead of its share: by the longest turn of long work and one spell of
 /// its own, at most. While n jobs want the GPU and a long one waits, the others get ahead by one part in n of
-/// the time, together. So the long one waits no longer than `max_wait` for them if each stops when it is ahead
-/// by `max_wait / n²`. `jobs`: n.
+/// the time, together. So the long one waits about as long as `max_wait` for them if each stops when it is
+/// ahead by `max_wait / n²`. `jobs`: n.
 #[must_use]
 pub(crate) fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> Duration {
     let jobs = saturate_u32(jobs.max(1));

@@ -9,10 +9,14 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use nvshare_proto::pace::IDLE_AFTER;
+
 /// Work of an interactive client between two sleeps is no longer than this.
 pub(crate) const MAX_SHORT_WORK: Duration = Duration::from_millis(500);
 /// Less than this is no sleep.
 pub(crate) const MIN_SLEEP: Duration = Duration::from_millis(20);
+/// A client that may come again within this time is expected.
+const EXPECTED: Duration = Duration::from_secs(10);
 /// How many spells of a client are remembered, each with the sleep behind it.
 const MAX_SPELLS: usize = 4;
 /// How many spells have to be seen before a client can count as interactive. One spell is too few to tell.
@@ -87,11 +91,26 @@ impl Rhythm {
     }
 
     /// Returns the time within which the client asks again, from the beginning of a spell: twice the longest of
-    /// its remembered spells, each with its sleep.
+    /// its remembered spells, each with its sleep. A client that comes more seldom is not expected.
     #[must_use]
     pub(crate) fn asks_again_within(&self) -> Duration {
         let longest = self.spells.iter().map(|spell| spell.worked.saturating_add(spell.slept)).max();
-        longest.unwrap_or(Duration::ZERO).saturating_mul(2)
+        Some(longest.unwrap_or(Duration::ZERO).saturating_mul(2))
+            .filter(|&within| within <= EXPECTED)
+            .unwrap_or_default()
+    }
+
+    /// Returns for how long a GPU stood still, at most, until it was known that the present spell was over. A
+    /// spell that was shorter than [`IDLE_AFTER`] shows that the library knew the program better.
+    #[must_use]
+    pub(crate) fn idle_detection(&self) -> Duration {
+        self.work.min(IDLE_AFTER)
+    }
+
+    /// Returns the same of the remembered spells.
+    #[must_use]
+    pub(crate) fn usual_idle_detection(&self) -> Duration {
+        self.spells.iter().map(|spell| spell.worked).max().unwrap_or(IDLE_AFTER).min(IDLE_AFTER)
     }
 
     /// Returns how long the client slept before its present spell; nothing if that is not known.

@@ -8,6 +8,7 @@ use nvshare_proto::GpuUuid;
 use crate::Time;
 use crate::policy::ahead;
 use crate::policy::budget::Budget;
+use crate::policy::quantum::AutoTarget;
 use crate::state::account::{Account, Rates};
 use crate::state::client::{Client, ClientId, Identity};
 use crate::state::cost::HandOverCosts;
@@ -28,6 +29,8 @@ pub(crate) struct Departed {
     pub(crate) pid: u32,
     pub(crate) name: String,
     pub(crate) bytes: u64,
+    /// When the client left.
+    pub(crate) since: Time,
     /// The process lives on for longer than its end should take, and the log says so.
     pub(crate) reported: bool,
     /// How often in a row NVML saw the GPU and nothing of this process.
@@ -211,7 +214,15 @@ impl Gpu {
         let Rule::Auto(target) = self.rule else { return 0 };
         let most = ahead::most_ahead(self.quantum, target.max_wait, self.shares.active());
         let most = nanos(most);
-        if self.goes_ahead(client) && lead <= most { HEAD_START } else { 0 }
+        let may_go = self.turn.is_interrupted(client.id) || !self.has_waited_long(target);
+        if self.goes_ahead(client) && lead <= most && may_go { HEAD_START } else { 0 }
+    }
+
+    /// Whether the first waiter without a head start has waited for half of the time for which work may wait. Its
+    /// turn comes in the other half.
+    fn has_waited_long(&self, target: AutoTarget) -> bool {
+        let first = self.waiting().find(|place| place.time > -HEAD_START / 2);
+        first.is_some_and(|place| self.shares.now().saturating_sub(place.since) >= target.max_wait / 2)
     }
 
     /// Whether jobs take turns though they fit: they are to have different parts of the time.

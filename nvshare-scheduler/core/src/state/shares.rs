@@ -73,6 +73,11 @@ impl Shares {
         self.clock
     }
 
+    /// Returns the time up to which all is counted.
+    pub(crate) fn now(&self) -> Time {
+        self.advanced_to
+    }
+
     /// Returns how many jobs hold the GPU.
     pub(crate) fn holding(&self) -> i64 {
         self.jobs_holding

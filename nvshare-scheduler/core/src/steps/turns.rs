@@ -235,9 +235,10 @@ impl Books {
         for &id in unit.on(uuid) {
             self.change_account(id, uuid, |account| account.moved_for_turn = to_move);
         }
+        let is_here = !unit.on(uuid).is_empty();
         self.change_gpu(uuid, |gpu| {
             gpu.budget.spend(stood_still);
-            if takeover != Takeover::AtTurnEnd && matches!(gpu.rule, Rule::Auto(_)) {
+            if is_here && takeover != Takeover::AtTurnEnd && matches!(gpu.rule, Rule::Auto(_)) {
                 gpu.shares.charge(job, cost);
                 gpu.expect_waiter(now.saturating_add(asks_again_within));
             }
