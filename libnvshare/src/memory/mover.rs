@@ -276,10 +276,21 @@ fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Ve
     is_complete.then(|| devices.iter().zip(&restored).filter_map(lacking).collect())
 }
 
+/// Most processes whose exit has begun have ended after this time.
+const ENDS_SOON: Duration = Duration::from_secs(5);
+const LOOK_AT_END: Duration = Duration::from_millis(100);
+
 fn evict(Amount { gpu, bytes }: Amount) {
     // Once the driver may shut down, memory stays where it is until the process has ended.
     let device = devices::by_uuid(gpu).filter(|_| !lifecycle::is_exiting());
     let short = device.map_or(bytes, |device| evict_from(device, bytes));
+    if short > 0 && lifecycle::is_exiting() {
+        // The end of the process gives everything back. At once, others would be refused what is free in a moment.
+        let begin = Instant::now();
+        while begin.elapsed() < ENDS_SOON {
+            threads::sleep(LOOK_AT_END);
+        }
+    }
     EVICTIONS.fetch_sub(1, Ordering::SeqCst);
     report(Done::EvictionEnds { gpu, short });
 }

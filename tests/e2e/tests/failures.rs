@@ -21,6 +21,7 @@ nvshare_harness::with_both_memories! {
     programs_go_on_when_a_scheduler_takes_no_connection
     a_stopped_program_holds_up_nobody_that_fits_beside_it
     a_stopped_program_that_waits_is_passed_over_until_it_goes_on
+    the_end_of_a_process_is_waited_for
     a_process_that_becomes_another_program_leaves_its_room
 }
 
@@ -217,6 +218,29 @@ fn a_stopped_program_that_waits_is_passed_over_until_it_goes_on(memory: &str) {
     waits.signal(libc::SIGCONT);
     waits.finish().intact();
     assert!(scheduler.log().contains("is stopped, and keeps"), "{}", scheduler.log());
+}
+
+/// It cannot move its memory any more, and all of it is free in a moment.
+fn the_end_of_a_process_is_waited_for(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let says = |program: &Running, text: &str| {
+        wait_until("the program says so", || {
+            assert!(program.lives(), "{}", program.log());
+            program.out().ends_with(text)
+        });
+    };
+    let ends = Program::guest(&world, "ends_slowly", &[]).waits_for_go().start();
+    says(&ends, "has memory\n");
+    let wake = world.dir().join("wake");
+    let other =
+        Program::guest(&world, "ends_slowly", &["other"]).env("WAKE", &wake.to_string_lossy()).start();
+    says(&other, "has memory\n");
+    std::fs::write(world.dir().join("go"), "").expect("a file");
+    says(&ends, "ends\n");
+    std::fs::write(wake, "").expect("a file");
+    other.finish().passed();
+    ends.finish().passed();
 }
 
 /// The card has room for both here: a simulated driver's memory stays with a process that lives on.
