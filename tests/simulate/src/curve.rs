@@ -134,7 +134,7 @@ mod tests {
                 assert!(p99 <= p50 * most, "{percent} %: {p50} ms and {p99} ms");
             }
         }
-        // A visit takes two hand-overs of 0.16 s and the 25 ms in which it is seen to be over. At 5 per cent there is one in 7 s.
+        // A visit takes two hand-overs of 0.16 s and up to 25 ms until it is seen to be over. At 5 per cent there is one in 7 s.
         let came = came(ONE_JOB, Link::MANAGED, 5);
         assert!(came.quick.p99 <= 7000.0, "{came:?}");
     }
