@@ -318,7 +318,7 @@ pub enum SchedulerMessage {
         /// The GPU.
         gpu: GpuUuid,
     },
-    /// Whether a client waits for the lock or the memory of this one, or this one has to leave as soon as it can. Then it bounds its
+    /// Whether a client waits for the lock or the memory of this one, or is expected to, or this one has to leave as soon as it can. Then it bounds its
     /// work in flight and reports when it is idle.
     Waiters {
         /// Whether that is so.
