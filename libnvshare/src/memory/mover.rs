@@ -278,7 +278,8 @@ fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Ve
 
 /// Most processes whose exit has begun have ended after this time.
 const ENDS_SOON: Duration = Duration::from_secs(5);
-const LOOK_AT_END: Duration = Duration::from_millis(100);
+/// The pauses in which that time passes.
+const PAUSE_AT_END: Duration = Duration::from_millis(100);
 
 fn evict(Amount { gpu, bytes }: Amount) {
     // Once the driver may shut down, memory stays where it is until the process has ended.
@@ -288,7 +289,7 @@ fn evict(Amount { gpu, bytes }: Amount) {
         // The end of the process gives everything back. At once, others would be refused what is free in a moment.
         let begin = Instant::now();
         while begin.elapsed() < ENDS_SOON {
-            threads::sleep(LOOK_AT_END);
+            threads::sleep(PAUSE_AT_END);
         }
     }
     EVICTIONS.fetch_sub(1, Ordering::SeqCst);

@@ -15,6 +15,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// idle for long.
 const LOOK_AT_BUSY: Duration = Duration::from_millis(10);
 const PART: u32 = 16;
+
 /// Whether submitted work is complete, as far as known, while the program submits none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Probe {

@@ -37,9 +37,10 @@ pub(crate) fn evict_again_after(failures: u32) -> Duration {
     (Duration::from_millis(125) * 2u32.pow(failures.min(8))).min(EVICT_RETRY)
 }
 
-/// A process that has left a GPU and is there after this time lives on: others wait no longer for its end. A process may write a large
-/// core file, or give much memory back.
+/// A process that has left a GPU and is there after this time lives on: others wait no longer for its end. A
+/// process may write a large core file, or give much memory back.
 pub(crate) const ENDS_WITHIN: Duration = Duration::from_secs(60);
+
 /// How long room is kept for the allocation that waited for it.
 pub(crate) const PROMISE_LASTS: Duration = Duration::from_millis(500);
 

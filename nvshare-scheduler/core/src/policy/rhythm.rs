@@ -15,7 +15,7 @@ use nvshare_proto::pace::IDLE_AFTER;
 pub(crate) const MAX_SHORT_WORK: Duration = Duration::from_millis(500);
 /// Less than this is no sleep.
 pub(crate) const MIN_SLEEP: Duration = Duration::from_millis(20);
-/// A client that may come again within this time is expected.
+/// A client is expected if it comes again within this time.
 const EXPECTED: Duration = Duration::from_secs(10);
 /// How many spells of a client are remembered, each with the sleep behind it.
 const MAX_SPELLS: usize = 4;
@@ -91,13 +91,12 @@ impl Rhythm {
     }
 
     /// Returns the time within which the client asks again, from the beginning of a spell: twice the longest of
-    /// its remembered spells, each with its sleep. A client that comes more seldom is not expected.
+    /// its remembered spells, each with its sleep. Nothing, if that is longer than [`EXPECTED`].
     #[must_use]
     pub(crate) fn asks_again_within(&self) -> Duration {
         let longest = self.spells.iter().map(|spell| spell.worked.saturating_add(spell.slept)).max();
-        Some(longest.unwrap_or(Duration::ZERO).saturating_mul(2))
-            .filter(|&within| within <= EXPECTED)
-            .unwrap_or_default()
+        let within = longest.unwrap_or_default().saturating_mul(2);
+        if within <= EXPECTED { within } else { Duration::ZERO }
     }
 
     /// Returns for how long a GPU stood still, at most, until it was known that the present spell was over. A

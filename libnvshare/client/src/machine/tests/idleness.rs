@@ -58,6 +58,13 @@ fn an_earlier_look_at_the_work_does_not_make_a_new_grant_idle() {
     assert_eq!(client.tick(0, 0, 10), [], "the thread has had no time to wake");
 }
 
+/// A client of which nothing is known, and that has just become idle.
+fn idle() -> Client {
+    let mut client = Client::running_contended();
+    client.feed(Input::WentIdle);
+    client
+}
+
 /// A client that works under a grant for 10 ms, while another client waits, with a pause of `pause` in the middle. Returns how long all
 /// work is complete before the gate closes.
 fn spell(client: &mut Client, counter: u64, pause: u64) -> Duration {
@@ -93,8 +100,7 @@ fn idle_after(client: &mut Client, pauses: &[u64]) -> Vec<u64> {
 
 #[test]
 fn a_program_of_short_work_without_pauses_is_idle_sooner() {
-    let mut client = Client::running_contended();
-    client.feed(Input::WentIdle);
+    let mut client = idle();
     assert_eq!(idle_after(&mut client, &[0; 6]), [25, 25, 25, 4, 4, 4]);
     // Longer pauses are kept in mind for four spells.
     assert_eq!(idle_after(&mut client, &[3, 0, 0, 0, 0, 0]), [6, 6, 6, 6, 6, 4]);
@@ -102,8 +108,7 @@ fn a_program_of_short_work_without_pauses_is_idle_sooner() {
 
 #[test]
 fn a_pause_that_was_taken_for_idleness_counts() {
-    let mut client = Client::running_contended();
-    client.feed(Input::WentIdle);
+    let mut client = idle();
     idle_after(&mut client, &[0; 5]);
     client.now += MS(12);
     client.feed(Input::ThreadsWaiting);
@@ -112,8 +117,7 @@ fn a_pause_that_was_taken_for_idleness_counts() {
 
 #[test]
 fn a_long_spell_says_nothing_of_the_next_ones() {
-    let mut client = Client::running_contended();
-    client.feed(Input::WentIdle);
+    let mut client = idle();
     idle_after(&mut client, &[0; 5]);
     client.now += MS(100);
     client.feed(Input::ThreadsWaiting);
