@@ -295,14 +295,11 @@ impl<T: TenantQuota> Account<T> {
     /// Charges as much of an allocation as the card can hold beside the bytes that are charged; returns how many bytes.
     ///
     /// # Errors
-    /// The room that is lacking for these bytes.
+    /// The bytes that there is no room for in one piece.
     pub fn charge_whole(&mut self, bytes: u64) -> Result<u64, u64> {
         let fits = self.most_on_card().saturating_sub(self.charged);
         let wanted = if self.unmetered { bytes } else { bytes.min(fits) };
-        match self.lacks(wanted) {
-            0 => Ok(self.charge(wanted)),
-            lacks => Err(lacks),
-        }
+        if self.lacks(wanted) > 0 { Err(wanted) } else { Ok(self.charge(wanted)) }
     }
 
     /// Charged bytes did not come to the card: their room is unused again.

@@ -107,7 +107,7 @@ fn charge_late(device: &'static Device, allocation: &Allocation) {
         match charged {
             Ok(_) => return,
             // The scheduler has no room. The driver brings the pages when they are touched.
-            Err(lacks) => match device.wait_for_room(lacks, Wait::WhileHolding, bell::ring) {
+            Err(bytes) => match device.wait_for_room(bytes, Wait::WhileHolding, bell::ring) {
                 Some(room) => awaited = Some(room),
                 None => return,
             },
@@ -147,8 +147,8 @@ pub(crate) fn admitted<T, U>(
             continue;
         }
         let admission = device.admit(bytes, kind, caller);
-        // While it lacks more, the room that has come stays with it: it is waiting from before to after.
-        if !matches!(admission, Ok((Admission::Lacks(_), _))) {
+        // While it needs more, the room that has come stays with it: it is waiting from before to after.
+        if !matches!(admission, Ok((Admission::NeedsRoom(_), _))) {
             ladder.end_waiting();
         }
         let shortage = match admission {
@@ -170,10 +170,10 @@ pub(crate) fn admitted<T, U>(
                 leave(pass, &mark);
                 continue;
             }
-            Ok((Admission::Lacks(lacks), under_way)) => {
+            Ok((Admission::NeedsRoom(bytes), under_way)) => {
                 drop(under_way);
                 leave(pass, &mark);
-                Shortage::Room(lacks)
+                Shortage::Room(bytes)
             }
             Err(_refused) => {
                 leave(pass, &mark);

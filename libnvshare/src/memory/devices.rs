@@ -348,12 +348,14 @@ impl Device {
         self.update(|account| account.set_reserve(reserve));
     }
 
-    /// Waits until there may be more room. Returns None if there will be none. The caller drops the result once it has taken
-    /// the room.
+    /// Waits until there may be room for `bytes`. Returns None if there will be none. The caller drops the result once it has
+    /// taken the room.
     ///
     /// `ask` tells the session of the need.
-    pub(crate) fn wait_for_room(&self, lacks: u64, wait: Wait, ask: impl FnOnce()) -> Option<Awaited<'_>> {
-        self.lock().begin_waiting(lacks);
+    pub(crate) fn wait_for_room(&self, bytes: u64, wait: Wait, ask: impl FnOnce()) -> Option<Awaited<'_>> {
+        if !self.lock().begin_waiting(bytes) {
+            return Some(Awaited(self));
+        }
         // The thread may be cancelled while it tells the session.
         let undo = OnUnwind::new(|| self.update(Account::abandon_waiting));
         ask();

@@ -11,8 +11,8 @@ const ADDRESSES: u64 = 1 << 47;
 pub enum Admission {
     /// The allocation is admitted, and this many bytes of it are charged: they may be on the card.
     Charged(u64),
-    /// The allocation has to wait for this much room, outside the gate.
-    Lacks(u64),
+    /// The allocation has to wait, outside the gate, until there is room for this many bytes.
+    NeedsRoom(u64),
     /// The process has got the lock meanwhile: the caller can enter the open gate and try again.
     Again,
 }
@@ -75,9 +75,8 @@ impl<T: TenantQuota> Account<T> {
         }
         let fits = self.most_on_card().saturating_sub(self.charged);
         let wanted = if self.may_spill(kind) { more.min(fits) } else { more };
-        let lacks = self.lacks(wanted);
-        if lacks > 0 {
-            return Ok(Admission::Lacks(lacks));
+        if self.lacks(wanted) > 0 {
+            return Ok(Admission::NeedsRoom(wanted));
         }
         self.charge_tenant(more)?;
         if let Some(kept) = self.reserve.of(kind) {

@@ -50,11 +50,14 @@ impl Patience {
 }
 
 impl<T: TenantQuota> Account<T> {
-    /// An allocation begins to wait for room of `lacks` bytes.
-    pub fn begin_waiting(&mut self, lacks: u64) {
+    /// An allocation begins to wait until there is room for `bytes`. False: there is, as some has come since it was tried. Room
+    /// that was lacking then is not asked for in addition.
+    pub fn begin_waiting(&mut self, bytes: u64) -> bool {
+        let lacks = self.lacks(bytes);
         self.needs = self.needs.max(lacks);
         self.waiting += 1;
         self.refused = false;
+        lacks > 0
     }
 
     /// Whether an allocation has to go on waiting.

@@ -242,8 +242,10 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
             account.set_capacity(bytes);
             (model.lost, model.turns_without) = (0, 0);
         }
-        Operation::BeginWaiting(lacks) => {
-            account.begin_waiting(lacks);
+        Operation::BeginWaiting(bytes) => {
+            let lacks = (i128::from(bytes) - model.room(account)).max(0) as u64;
+            let lacks = if model.is_metered { lacks } else { 0 };
+            assert_eq!(account.begin_waiting(bytes), lacks > 0);
             model.waiting += 1;
             model.needs = model.needs.max(lacks);
         }
@@ -296,8 +298,8 @@ fn allocate(account: &mut Account<Shared>, model: &mut Model, bytes: u64, kind: 
             let limit = model.limit();
             assert!(account.allocated() <= limit && account.used() <= limit, "the limit is passed");
         }
-        Ok(Admission::Lacks(lacks)) => {
-            assert!(lacks > 0 && model.is_metered);
+        Ok(Admission::NeedsRoom(wanted)) => {
+            assert!(i128::from(wanted) > model.room(&before) && model.is_metered);
             model.assert_unchanged(&before, account);
         }
         Ok(Admission::Again) => {

@@ -124,6 +124,12 @@ impl Model {
         assert_eq!(format!("{before:?}"), format!("{after:?}"));
     }
 
+    /// The room that was given and is not used. Below zero: more is used than was given.
+    pub(crate) fn room(&self, account: &Account<Shared>) -> i128 {
+        let made = { *account }.take_made();
+        self.granted - i128::from(account.charged()) - i128::from(self.lost) - i128::from(made)
+    }
+
     /// Compares everything that the account says with what follows from its history.
     pub(crate) fn agrees(&self, account: &Account<Shared>, after: &str) {
         let sum =

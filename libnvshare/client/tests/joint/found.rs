@@ -331,11 +331,24 @@ fn waits_for_the_rest() -> (Library, Session) {
     session.look(&mut library, MS(1));
     session.hear(&mut library, SchedulerMessage::Room(room(30)), MS(2));
     library.devices[0].update(Account::abandon_waiting);
-    assert_eq!(admit_140_mib(&mut library), Ok(Admission::Lacks(110 * MIB)));
-    library.devices[0].update(|account| account.begin_waiting(110 * MIB));
+    assert_eq!(admit_140_mib(&mut library), Ok(Admission::NeedsRoom(140 * MIB)));
+    library.devices[0].update(|account| account.begin_waiting(140 * MIB));
     library.said.clear();
     session.look(&mut library, MS(3));
     (library, session)
+}
+
+/// The lock came with the room between the try and the wait. Asked for once more, it may be refused on a card that is full.
+#[test]
+fn room_that_comes_before_an_allocation_waits_is_not_asked_for_again() {
+    let (mut library, mut session) = waits_for_the_rest();
+    library.devices[0].update(Account::abandon_waiting);
+    session.hear(&mut library, SchedulerMessage::Room(room(110)), MS(4));
+    library.said.clear();
+    assert!(!library.devices[0].update(|account| account.begin_waiting(140 * MIB)), "there is room");
+    session.look(&mut library, MS(4));
+    assert!(!library.said.iter().any(|m| matches!(m, ClientMessage::NeedRoom(_))), "{:?}", library.said);
+    assert_eq!(admit_140_mib(&mut library), Ok(Admission::Charged(140 * MIB)));
 }
 
 /// If the room went back as the process is parked, the rest would go back too when it comes alone, and both would be asked for without

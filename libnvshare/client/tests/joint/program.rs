@@ -26,6 +26,11 @@ struct Wanted {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Wishes {
     NotYet,
+    /// There was no room for this much, and until then its thread does not say so.
+    Unsaid {
+        until: Duration,
+        bytes: u64,
+    },
     /// It waits for room.
     Waits,
     /// The driver makes it, until then; this much is charged.
@@ -216,6 +221,15 @@ impl World {
                     *wakes |= library.devices[device].account().is_usage_stale();
                     None
                 }
+                Wishes::Unsaid { until, .. } if now < until => {
+                    self.wake_program(i, until);
+                    return false;
+                }
+                Wishes::Unsaid { bytes, .. } => {
+                    library.devices[device].update(|account| account.begin_waiting(bytes));
+                    *wakes = true;
+                    Some(Wishes::Waits)
+                }
                 Wishes::Waits if library.devices[device].account().goes_on_waiting(Wait::of(kind)) => {
                     return false;
                 }
@@ -228,10 +242,10 @@ impl World {
                         library.is_inside = is_open;
                         Some(Wishes::Made { until: now + makes, charged })
                     }
-                    Ok(Admission::Lacks(lacks)) => {
-                        library.devices[device].update(|account| account.begin_waiting(lacks));
-                        *wakes = true;
-                        Some(Wishes::Waits)
+                    Ok(Admission::NeedsRoom(bytes)) => {
+                        let until = now + Duration::from_micros(self.random(200));
+                        self.processes[i].program.wanted[0].state = Wishes::Unsaid { until, bytes };
+                        continue;
                     }
                     Ok(Admission::Again) => panic!("a device is held and the gate is closed"),
                     Err(_) => None,

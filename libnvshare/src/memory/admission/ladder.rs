@@ -24,7 +24,7 @@ const MAX_CLIMB: Duration = Duration::from_secs(10);
 pub(super) enum Shortage {
     /// It would exceed a limit, or the card of a process without a scheduler.
     Limit,
-    /// This many bytes of room are lacking.
+    /// There is no room for this many bytes.
     Room(u64),
     /// The driver has no memory for it, though this many bytes were charged. The program has freed more than the driver has
     /// back, or others have what the scheduler has given.
@@ -91,8 +91,8 @@ impl Ladder {
         let has_helped = self.end_spare_slabs()
             || match shortage {
                 Shortage::Limit => self.release_reserve() || self.wait_for_late_frees(),
-                Shortage::Room(lacks) => {
-                    self.wait_for_room(lacks) || self.release_reserve() || self.wait_for_late_frees()
+                Shortage::Room(bytes) => {
+                    self.wait_for_room(bytes) || self.release_reserve() || self.wait_for_late_frees()
                 }
                 Shortage::Driver(charged) => {
                     self.wait_for_driver(charged)
@@ -112,8 +112,8 @@ impl Ladder {
         free::end_spare_slabs(self.device)
     }
 
-    fn wait_for_room(&mut self, lacks: u64) -> bool {
-        self.awaited = self.device.wait_for_room(lacks, Wait::of(self.kind), bell::ring);
+    fn wait_for_room(&mut self, bytes: u64) -> bool {
+        self.awaited = self.device.wait_for_room(bytes, Wait::of(self.kind), bell::ring);
         self.awaited.is_some()
     }
 
