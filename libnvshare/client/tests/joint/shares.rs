@@ -60,11 +60,14 @@ fn shares_of_programs_that_fit_come_out_within_five_per_cent() {
         (vec![limit(4, 30, Enforcement::Force), steady(4, ENDLESS)], vec![3, 7]),
         (vec![weight(4, 10), steady(4, ENDLESS)], vec![1, 10]),
     ] {
-        let mut world = World::new(plans, quantum(30_000), 7);
-        close(&parts(&mut world, 1000, 31_000), &expected);
-        // Turns take the place of what would run side by side, and cost next to nothing.
-        let held: Duration = (0..world.processes.len()).map(|i| world.held(i)).sum();
-        assert!(held >= MS(30_000), "{held:?}");
+        for seed in 1..=5 {
+            let mut world = World::new(plans.clone(), quantum(30_000), seed);
+            // The last pair has a turn of a slice in eleven: what is left of one matters until then.
+            close(&parts(&mut world, 1000, 91_000), &expected);
+            // Turns take the place of what would run side by side, and cost next to nothing.
+            let held: Duration = (0..world.processes.len()).map(|i| world.held(i)).sum();
+            assert!(held >= MS(88_500), "{held:?}");
+        }
     }
 }
 
@@ -201,13 +204,21 @@ fn another_limit_holds_within_a_second() {
 fn a_tenant_has_one_share_however_many_processes_it_has() {
     let one = |weight: u32| Plan { tenant: Some(1), ..self::weight(3, weight) };
     let plans = vec![one(50), one(50), one(100), steady(3, ENDLESS)];
-    let mut world = World::new(plans, quantum(30_000), 7);
-    world.run(MS(30_000));
-    // They run side by side in their turns: each holds as long as all of them.
-    let [tenant, alone] = [0, 3].map(|i| world.held(i).as_secs_f64());
-    assert!((alone / tenant - 2.0).abs() <= 0.2, "{tenant} s of the tenant, {alone} s of the other");
-    for i in 0..3 {
-        assert!(world.held(i).as_secs_f64() >= tenant * 0.8, "client {i}: {:?}", world.held(i));
+    for seed in 1..=5 {
+        let mut world = World::new(plans.clone(), quantum(30_000), seed);
+        let [mut tenant, mut alone] = [0, 0];
+        for at in 0..30_000 {
+            world.run(MS(at));
+            // A turn of theirs lasts until the last of them has drained.
+            tenant += u64::from(world.processes[..3].iter().any(Process::is_running));
+            alone += u64::from(world.processes[3].is_running());
+        }
+        let ratio = alone as f64 / tenant as f64;
+        assert!((ratio - 2.0).abs() <= 0.1, "{tenant} ms of the tenant, {alone} ms of the other");
+        // They run side by side in their turns.
+        for i in 0..3 {
+            assert!(world.held(i) >= MS(tenant * 8 / 10), "client {i}: {:?}", world.held(i));
+        }
     }
 }
 
