@@ -271,6 +271,13 @@ pub(crate) fn pool_keeps(pool: CUmemoryPool) -> Result<u64, CUresult> {
     Ok(reserved.min(threshold).saturating_sub(used))
 }
 
+/// Bytes that a pool holds and has not handed out.
+pub(crate) fn pool_unused(pool: CUmemoryPool) -> Result<u64, CUresult> {
+    let reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+    let used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+    Ok(reserved.saturating_sub(used))
+}
+
 /// Releases the memory of a pool that is not handed out.
 pub(crate) fn trim_pool(pool: CUmemoryPool) -> Result<(), CUresult> {
     call!(cuMemPoolTrimTo(pool, 0))

@@ -22,11 +22,14 @@ fn in_graph(stream: CUstream, per_thread: bool) -> bool {
     captures::is_capturing(StreamKey::new(stream, per_thread))
 }
 
+/// Allocates memory of a pool; none: the default pool.
+///
 /// # Safety
 /// `place` is null or where the driver would write.
 unsafe fn ordered(
     on: Option<(&'static Device, Arc<Context>)>,
     kind: Kind,
+    pool: Option<CUmemoryPool>,
     place: *mut CUdeviceptr,
     bytes: usize,
     real: impl Fn(*mut CUdeviceptr) -> CUresult,
@@ -34,7 +37,8 @@ unsafe fn ordered(
     let Some((device, context)) = on.filter(|_| !place.is_null() && bytes > 0) else { return real(place) };
     // A pool may be on another device than the stream.
     used_devices::add(device.ordinal);
-    let made = allocate(AllocationRequest::new(device, context, kind, bytes as u64), || {
+    let request = AllocationRequest { pool, ..AllocationRequest::new(device, context, kind, bytes as u64) };
+    let made = allocate(request, || {
         let mut base = 0;
         real(&raw mut base).ok()?;
         Ok(base)
@@ -74,8 +78,10 @@ pub(crate) unsafe fn alloc_async<const PER_THREAD: bool>(
     if in_graph {
         return graphs::add_if_admitted(on.map(|(device, _)| device), bytes as u64, || call(place));
     }
+    let of_program = || on.as_ref().and_then(|(device, _)| pools::current_plain(device));
+    let pool = managed.map(|(pool, _)| pool).or_else(of_program);
     // SAFETY: the caller's place.
-    unsafe { ordered(on, kind, place, bytes, call) }
+    unsafe { ordered(on, kind, pool, place, bytes, call) }
 }
 
 /// # Safety
@@ -106,7 +112,7 @@ pub(crate) unsafe fn alloc_from_pool_async<const PER_THREAD: bool>(
     // SAFETY: the caller's arguments, `place` or a place of ours.
     let call = |place| unsafe { real(place, bytes, pool, stream) };
     // SAFETY: the caller's place.
-    unsafe { ordered(on, kind, place, bytes, call) }
+    unsafe { ordered(on, kind, known.map(|_| pool), place, bytes, call) }
 }
 
 /// The driver also frees memory of `cuMemAlloc` in stream order. If it does not do so for managed memory, the library

@@ -58,8 +58,9 @@ pub(super) fn make(
     {
         return Ok(again);
     }
+    let kept = || driver_reserve::kept_for(device, kind, request.pool);
     let make = |charged| backing.allocate(request, charged, &call);
-    let allocation = admitted(device, span, kind, make, |Made { base, mapped }, charged| {
+    let allocation = admitted(device, span, kind, kept, make, |Made { base, mapped }, charged| {
         let context = Arc::clone(&request.context);
         let allocation = Allocation::new(base, span, device.ordinal, context, kind, charged);
         let allocation = Arc::new(allocation.with_chunks(mapped));
@@ -117,6 +118,7 @@ fn charge_late(device: &'static Device, allocation: &Allocation) {
 
 /// Makes something that takes memory by `make`, within the limits, and enters it by `enter` before the gate can close. Both
 /// are told how many of the bytes are charged. If there is no memory for it, it climbs the [ladder](Ladder) and tries again.
+/// For memory of a pool, `kept` says how much the pool has kept.
 ///
 /// # Errors
 /// Out of memory: the ladder has not helped. Any other error is that of `make`.
@@ -124,6 +126,7 @@ pub(crate) fn admitted<T, U>(
     device: &'static Device,
     bytes: u64,
     kind: Kind,
+    kept: impl Fn() -> u64,
     make: impl Fn(u64) -> Result<T, CUresult>,
     enter: impl Fn(T, u64) -> U,
 ) -> Result<U, CUresult> {
@@ -146,7 +149,7 @@ pub(crate) fn admitted<T, U>(
             threads::pause();
             continue;
         }
-        let admission = device.admit(bytes, kind, caller);
+        let admission = device.admit(bytes, kind, kept(), caller);
         // While it needs more, the room that has come stays with it: it is waiting from before to after.
         if !matches!(admission, Ok((Admission::NeedsRoom(_), _))) {
             ladder.end_waiting();

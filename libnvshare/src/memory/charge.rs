@@ -44,6 +44,7 @@ pub(crate) fn charged<T>(
         device,
         bytes,
         Kind::Plain,
+        || 0,
         |_| make(),
         |made, charged| (made, Charge { device: device.ordinal, bytes, charged }),
     )

@@ -49,6 +49,10 @@ pub(crate) struct Device {
     under_way: AtomicUsize,
     /// Bytes that nodes of graphs allocate here.
     graph_nodes: AtomicU64,
+    /// The first pool that was asked for memory, by its handle; 0: the default pool.
+    first_pool: OnceLock<usize>,
+    /// Another pool was asked, too.
+    several_pools: AtomicBool,
 }
 
 /// A device's bytes, its compute capability, and how many multiprocessors it has.
@@ -193,6 +197,8 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         changed: Condvar::new(),
         under_way: AtomicUsize::new(0),
         graph_nodes: AtomicU64::new(0),
+        first_pool: OnceLock::new(),
+        several_pools: AtomicBool::new(false),
     })
 }
 
@@ -279,6 +285,14 @@ impl Device {
         self.graph_nodes.load(Ordering::Relaxed).min(self.total)
     }
 
+    /// Notes that a pool is asked for memory, by its handle; 0: the default pool. Returns whether no other one was asked so far.
+    pub(crate) fn note_pool(&self, pool: usize) -> bool {
+        if *self.first_pool.get_or_init(|| pool) != pool {
+            self.several_pools.store(true, Ordering::Relaxed);
+        }
+        !self.several_pools.load(Ordering::Relaxed)
+    }
+
     /// Notes that an allocation is made that is charged, or one is freed, until the result is dropped.
     pub(crate) fn begin_change(&'static self) -> UnderWay {
         self.under_way.fetch_add(1, Ordering::SeqCst);
@@ -299,10 +313,11 @@ impl Device {
         &'static self,
         bytes: u64,
         kind: Kind,
+        kept: u64,
         caller: Caller,
     ) -> Result<(Admission, UnderWay), CUresult> {
         let under_way = self.begin_change();
-        let admitted = self.lock().admit(bytes, kind, caller);
+        let admitted = self.lock().admit(bytes, kind, kept, caller);
         admitted.map(|admission| (admission, under_way)).map_err(|refusal| {
             self.say_refused(bytes, refusal);
             CUresult::OUT_OF_MEMORY

@@ -6,16 +6,17 @@
 //!
 //! A pool keeps freed memory only up to its release threshold, which is zero unless the program sets it. Memory beyond the
 //! threshold returns at the next synchronisation and is not counted. Until the library asks the driver again, freed memory
-//! counts as kept, and new allocations of the pool are taken from it.
+//! counts as kept, and new allocations of the pool are taken from it. What one pool keeps does not serve another.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nvshare_client::DriverReserve;
 use nvshare_proto::units::MIB;
 
-use super::allocations::Allocation;
+use super::allocations::{Allocation, Kind};
 use super::devices::{self, Device};
 use super::pools;
+use crate::driver::types::CUmemoryPool;
 use crate::driver::{self, Relaxed};
 use crate::process::{bell, lifecycle};
 
@@ -59,6 +60,25 @@ pub(crate) fn note_freed(device: &Device, allocation: &Allocation, charged: u64)
         FREED.store(0, Ordering::Relaxed);
         refresh(device);
     }
+}
+
+/// Bytes that a pool keeps, out of those that the account has for pools of its kind. `None` is the default pool.
+///
+/// While no other pool was ever asked, these are all of them: a program with one pool pays for no call. Else the driver says. Two
+/// threads that ask it at the same time may count on the same bytes, until the next [`refresh`].
+pub(crate) fn kept_for(device: &Device, kind: Kind, pool: Option<CUmemoryPool>) -> u64 {
+    if !kind.is_pools() {
+        return 0;
+    }
+    if device.note_pool(pool.map_or(0, |pool| pool.0.addr())) {
+        return u64::MAX;
+    }
+    if device.account().reserve().of(kind).is_none_or(|kept| *kept == 0) {
+        return 0;
+    }
+    let _relaxed = Relaxed::begin();
+    let pool = pool.map_or_else(|| driver::default_pool(device.ordinal), Ok);
+    pool.and_then(driver::pool_unused).unwrap_or(0)
 }
 
 /// Whether there can be a reserve.

@@ -138,6 +138,12 @@ pub(crate) fn current(device: &Device) -> Option<CUmemoryPool> {
     chosen.or_else(|| stand_in(device)).filter(|&pool| managed_of(pool).is_some())
 }
 
+/// The program's own pool of plain memory that it has made a device's current one. `None`: plain memory comes from the default pool.
+pub(crate) fn current_plain(device: &Device) -> Option<CUmemoryPool> {
+    let chosen = lock(&CURRENT).get(&device.ordinal).map(|&handle| CUmemoryPool(handle as *mut c_void));
+    chosen.filter(|&chosen| find(chosen).is_some_and(|pool| pool.kind == Kind::PlainPool))
+}
+
 /// The device of a managed pool. `None`: the pool is not managed.
 pub(crate) fn managed_of(pool: CUmemoryPool) -> Option<CUdevice> {
     find(pool).filter(|pool| pool.kind == Kind::ManagedPool)?.device

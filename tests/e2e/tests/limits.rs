@@ -10,6 +10,7 @@ const MIB: u64 = 1 << 20;
 nvshare_harness::with_both_memories! {
     over_quota_is_out_of_memory_and_nothing_else_changes
     without_a_scheduler_a_limit_holds_all_the_same
+    what_one_pool_keeps_serves_no_other
     programs_see_their_limit_and_what_is_free_of_the_card
     odd_arguments_get_the_drivers_own_answers
 }
@@ -50,6 +51,16 @@ fn without_a_scheduler_a_limit_holds_all_the_same(memory: &str) {
         .start()
         .finish();
     assert_eq!(job.outcome.expect("an account").error.as_deref(), Some("cuMemAlloc: CUDA error 2"));
+}
+
+/// On a driver with managed pools, and on one without.
+fn what_one_pool_keeps_serves_no_other(memory: &str) {
+    for managed in ["1", "0"] {
+        let world = World::with_memory(memory, CARD);
+        let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+        let guest = Program::guest(&world, "pools_apart", &[]).env("NVSHARE_MEM_LIMIT", "100MiB");
+        guest.env("NVSIM_MANAGED_POOLS", managed).start().finish().passed();
+    }
 }
 
 /// It cannot know what others have.

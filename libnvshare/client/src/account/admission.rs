@@ -46,14 +46,15 @@ pub enum Caller {
 }
 
 impl<T: TenantQuota> Account<T> {
-    /// Admits an allocation, if limits allow. An allocation from a pool first takes bytes that the pool has kept.
+    /// Admits an allocation, if limits allow. An allocation from a pool first takes bytes that the pool has kept. `kept` is the most
+    /// that these are. What other pools of its kind have kept stays there.
     ///
     /// Inside the gate all memory needs room; outside, only memory that [needs room](Kind::needs_room) wherever the lock is.
     ///
     /// # Errors
     /// The allocation exceeds the limit or the GPU; nothing is changed.
-    pub fn admit(&mut self, bytes: u64, kind: Kind, caller: Caller) -> Result<Admission, Refusal> {
-        let again = self.reserve.of(kind).map_or(0, |kept| bytes.min(*kept));
+    pub fn admit(&mut self, bytes: u64, kind: Kind, kept: u64, caller: Caller) -> Result<Admission, Refusal> {
+        let again = self.reserve.of(kind).map_or(0, |all| bytes.min(*all).min(kept));
         let more = bytes - again;
         let allocated = self.allocated.saturating_add(more);
         let most = if kind == Kind::ProgramsManaged { self.own_limit() } else { self.most() };

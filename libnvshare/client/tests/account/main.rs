@@ -18,6 +18,8 @@ enum Operation {
     Allocate {
         bytes: u64,
         kind: Kind,
+        /// Of what pools of the kind keep, the part of the pool that is asked.
+        kept: u64,
         open: bool,
     },
     Free(usize),
@@ -76,7 +78,8 @@ fn operation() -> impl Strategy<Value = Operation> {
     use Operation::*;
     let reserve = (0..8u64, 0..8u64, 0..8u64);
     prop_oneof![
-        6 => (1..30u64, kind(), any::<bool>()).prop_map(|(bytes, kind, open)| Allocate { bytes, kind, open }),
+        6 => (1..30u64, kind(), 0..30u64, any::<bool>())
+            .prop_map(|(bytes, kind, kept, open)| Allocate { bytes, kind, kept, open }),
         3 => any::<usize>().prop_map(Free),
         2 => any::<usize>().prop_map(SetAside),
         2 => Just(TakeAgain),
@@ -110,7 +113,7 @@ fn operation() -> impl Strategy<Value = Operation> {
 /// One function, as it is the list of all operations: one arm for each.
 fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation) {
     match operation {
-        Operation::Allocate { bytes, kind, open } => allocate(account, model, bytes, kind, open),
+        Operation::Allocate { bytes, kind, kept, open } => allocate(account, model, bytes, kind, kept, open),
         Operation::Free(which) => {
             if let Some(freed) = model.remove(which) {
                 if freed.kind.is_pools() && freed.bytes % 2 == 0 {
@@ -278,13 +281,13 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
     }
 }
 
-fn allocate(account: &mut Account<Shared>, model: &mut Model, bytes: u64, kind: Kind, open: bool) {
+fn allocate(account: &mut Account<Shared>, model: &mut Model, bytes: u64, kind: Kind, kept: u64, open: bool) {
     let before = *account;
     let caller = if open { Caller::InsideGate } else { Caller::OutsideGate };
-    let admitted = account.admit(bytes, kind, caller);
+    let admitted = account.admit(bytes, kind, kept, caller);
     match admitted {
         Ok(Admission::Charged(charged)) => {
-            let again = model.reserve.of(kind).map_or(0, |kept| bytes.min(*kept));
+            let again = model.reserve.of(kind).map_or(0, |all| bytes.min(*all).min(kept));
             let needs_it_now = open || kind.needs_room();
             if needs_it_now {
                 if let Some(kept) = model.reserve.of(kind) {
@@ -340,12 +343,31 @@ proptest! {
     }
 }
 
+/// Else the card would have more than the scheduler has given, and the process more than its limit.
+#[test]
+fn what_another_pool_keeps_serves_no_allocation() {
+    let mut account: Account<Shared> = Account::new(terms(true, false));
+    account.set_capacity(TOTAL);
+    account.give(60);
+    let ask = |mut account: Account<Shared>, bytes, kept| {
+        account.admit(bytes, Kind::PlainPool, kept, Caller::InsideGate)
+    };
+    account.admit(50, Kind::PlainPool, 0, Caller::InsideGate).unwrap();
+    account.keep(50, 50, Kind::PlainPool);
+    assert_eq!(ask(account, 50, 50), Ok(Admission::Charged(50)), "the pool has kept it");
+    assert_eq!(ask(account, 50, u64::MAX), Ok(Admission::Charged(50)), "there is no other pool");
+    assert_eq!(ask(account, 50, 45), Ok(Admission::Charged(50)), "there is room for the rest");
+    assert_eq!(ask(account, 50, 20), Ok(Admission::NeedsRoom(30)));
+    assert_eq!(ask(account, 50, 0), Ok(Admission::NeedsRoom(50)));
+    assert!(matches!(ask(account, 80, 0), Err(Refusal::Own { used: 50, .. })));
+}
+
 #[test]
 fn memory_of_a_broken_context_is_immovable_until_it_is_freed() {
     let mut account: Account<Shared> = Account::new(terms(false, false));
     account.stop_metering();
     for bytes in [5, 3] {
-        assert_eq!(account.admit(bytes, Kind::Mapped, Caller::InsideGate), Ok(Admission::Charged(bytes)));
+        assert_eq!(account.admit(bytes, Kind::Mapped, 0, Caller::InsideGate), Ok(Admission::Charged(bytes)));
     }
     account.pin(5);
     assert_eq!(account.usage().immovable, 5);
@@ -363,8 +385,8 @@ fn more_than_a_process_can_address_is_refused_at_once() {
     for bytes in [1 << 50, u64::MAX] {
         let mut account: Account<Shared> = Account::new(terms(false, false));
         account.set_capacity(TOTAL);
-        account.admit(5, Kind::ProgramsManaged, Caller::OutsideGate).unwrap();
-        let refused = account.admit(bytes, Kind::ProgramsManaged, Caller::OutsideGate);
+        account.admit(5, Kind::ProgramsManaged, 0, Caller::OutsideGate).unwrap();
+        let refused = account.admit(bytes, Kind::ProgramsManaged, 0, Caller::OutsideGate);
         assert!(matches!(refused, Err(Refusal::Own { used: 5, .. })), "{refused:?}");
         assert_eq!(account.allocated(), 5);
     }
@@ -378,7 +400,7 @@ fn a_process_that_is_shut_out_keeps_what_it_has_and_gets_no_more_until_it_is_let
     assert!(!account.is_limit_awaited());
     let mut ask = |change: fn(&mut Account<Shared>)| {
         change(&mut account);
-        account.admit(5, Kind::Mapped, Caller::InsideGate)
+        account.admit(5, Kind::Mapped, 0, Caller::InsideGate)
     };
     let outcomes = [Account::let_in, Account::shut_out, Account::let_in].map(&mut ask);
     let refused = Err(Refusal::Own { used: 5, most: 0 });
@@ -408,7 +430,7 @@ fn a_scheduler_that_does_not_schedule_is_waited_for_until_it_tells_the_capacity(
 #[test]
 fn a_seats_process_has_nothing_of_the_limit_until_the_scheduler_answers_or_is_found_missing() {
     let of_a_seat = || Account::<Shared>::new(DeviceFacts { is_of_seat: true, ..terms(true, false) });
-    let ask = |account: &mut Account<Shared>| account.admit(5, Kind::Mapped, Caller::InsideGate);
+    let ask = |account: &mut Account<Shared>| account.admit(5, Kind::Mapped, 0, Caller::InsideGate);
     let refused = Err(Refusal::Own { used: 0, most: 0 });
     // The session has given up the wait for an answer.
     let mut unanswered = of_a_seat();

@@ -312,7 +312,7 @@ fn room(mib: u64) -> Amount {
 }
 
 fn admit_140_mib(library: &mut Library) -> Result<Admission, Refusal> {
-    library.devices[0].update(|account| account.admit(140 * MIB, Kind::ManagedPool, Caller::OutsideGate))
+    library.devices[0].update(|account| account.admit(140 * MIB, Kind::ManagedPool, 0, Caller::OutsideGate))
 }
 
 /// A parked process in which an allocation of 140 MiB waits, and that has room for 30 of them.

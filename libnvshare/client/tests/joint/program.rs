@@ -237,7 +237,7 @@ impl World {
                     let goes_on = library.devices[device].update(Account::end_waiting);
                     goes_on.then_some(Wishes::NotYet)
                 }
-                Wishes::NotYet => match library.devices[device].update(|a| a.admit(bytes, kind, caller)) {
+                Wishes::NotYet => match library.devices[device].update(|a| a.admit(bytes, kind, 0, caller)) {
                     Ok(Admission::Charged(charged)) => {
                         library.is_inside = is_open;
                         Some(Wishes::Made { until: now + makes, charged })

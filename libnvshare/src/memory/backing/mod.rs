@@ -18,7 +18,7 @@ use std::sync::Arc;
 use nvshare_client::slabs::SLAB;
 use nvshare_proto::MemoryMode;
 
-use crate::driver::types::{CUdeviceptr, CUmemAllocationProp, CUresult};
+use crate::driver::types::{CUdeviceptr, CUmemAllocationProp, CUmemoryPool, CUresult};
 use crate::memory::allocations::{Allocation, Kind, SMALLEST_MANAGED};
 use crate::memory::devices::Device;
 use crate::memory::mapping::Mapped;
@@ -34,6 +34,8 @@ pub(crate) struct AllocationRequest {
     pub(crate) kind: Kind,
     /// Bytes that the program asked for.
     pub(crate) bytes: u64,
+    /// The pool that is asked for memory of a pool; none: the default pool.
+    pub(crate) pool: Option<CUmemoryPool>,
     /// The properties of physical memory that the program creates and maps itself; none: it asks for an address.
     pub(crate) created: Option<CUmemAllocationProp>,
     /// The memory is a slab, which small allocations share.
@@ -43,7 +45,7 @@ pub(crate) struct AllocationRequest {
 impl AllocationRequest {
     /// A request for an address of memory of this kind.
     pub(crate) fn new(device: &'static Device, context: Arc<Context>, kind: Kind, bytes: u64) -> Self {
-        Self { device, context, kind, bytes, created: None, is_slab: false }
+        Self { device, context, kind, bytes, pool: None, created: None, is_slab: false }
     }
 
     /// A request for device memory, whose kind the library chooses.
