@@ -1,5 +1,6 @@
 //! Sleep: what a client that is to go off the card waits for, and whether one may come back.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nvshare_proto::{Amount, GpuUuid, MemoryMode};
@@ -230,12 +231,40 @@ impl State {
     pub(crate) fn to_hold_back(&self, gpu: &Gpu) -> u64 {
         let sleepers = gpu.ledger.sleepers();
         let entry = |id| gpu.ledger.entry(id).map_or(0, |entry| entry.sleeper.needs);
-        let next = sleepers.next(self.passed_over()).map(entry).max().unwrap_or(0);
+        let may_come = |id: &ClientId| !self.is_kept_off_elsewhere(*id, gpu.uuid);
+        let next = sleepers.next(self.passed_over()).filter(may_come).map(entry).max().unwrap_or(0);
         let waking = sleepers.needed_by_waking();
         if next == 0 && (waking == 0 || !sleepers.is_one_awaited()) {
             return 0;
         }
         let most = self.config().card(gpu.uuid, gpu.size, waking).most_room(next);
         gpu.capacity.saturating_sub(most)
+    }
+
+    /// Whether a client that is to come back may be passed over by others, and has no place on a GPU beside this one. What is free here
+    /// would be kept for nothing.
+    fn is_kept_off_elsewhere(&self, id: ClientId, here: GpuUuid) -> bool {
+        let Some(client) = self.client(id) else { return false };
+        let has_waited = matches!(client.sleep, Sleep::Wanted { since } if since <= self.passed_over());
+        let mut others = client.accounts.keys().filter(|&&uuid| uuid != here);
+        let has_no_place = |uuid| self.gpu(uuid).is_some_and(|gpu| gpu.no_place_for.contains(&id));
+        has_waited && others.any(|&uuid| has_no_place(uuid))
+    }
+
+    /// Returns the clients that are to come back to a GPU and have no place there, even if all memory leaves that can. If all memory
+    /// counted that is there, nothing would be kept for a client on two full GPUs, on neither of them.
+    pub(crate) fn without_place(&self, gpu: &Gpu) -> BTreeSet<ClientId> {
+        let sleepers = gpu.ledger.sleepers();
+        let card = self.config().card(gpu.uuid, gpu.size, sleepers.needed_by_waking());
+        let stays = gpu.ledger.sums().pinned;
+        let needs = |id| gpu.ledger.entry(id).map_or(0, |entry| entry.sleeper.needs);
+        let is_without = |&id: &ClientId| needs(id) > 0 && !card.fits_beside(needs(id), stays);
+        sleepers.wanted().filter(is_without).collect()
+    }
+
+    /// Returns when the next client that is to come back to a GPU may be passed over by others.
+    pub(crate) fn next_passed_over_at(&self, gpu: &Gpu) -> Option<Time> {
+        let &(since, _) = gpu.ledger.sleepers().first_behind(self.passed_over())?;
+        Some(since.saturating_add(self.config().grace))
     }
 }

@@ -117,9 +117,13 @@ impl Card {
     /// nothing was given away.
     #[must_use]
     pub(crate) fn has_place(self, needs: u64, own: u64, room: u128) -> bool {
-        needs == 0
-            || room.saturating_add(self.taken(needs)) <= u128::from(self.available)
-                && self.has_free(needs, own)
+        needs == 0 || self.fits_beside(needs, room) && self.has_free(needs, own)
+    }
+
+    /// Whether a client that needs so much fits beside this much room of all clients, whatever the last measurement shows.
+    #[must_use]
+    pub(crate) fn fits_beside(self, needs: u64, room: u128) -> bool {
+        room.saturating_add(self.taken(needs)) <= u128::from(self.available)
     }
 
     /// Whether the last measurement shows free memory for a client, and for those on their way back. Memory that does not

@@ -70,6 +70,8 @@ pub(crate) struct Gpu {
     pub(crate) capacity: u64,
     /// Bytes of the capacity that nobody gets while a process comes back to the card.
     pub(crate) held_back: u64,
+    /// Clients that are to come back and have no place here, even if all memory leaves that can.
+    pub(crate) no_place_for: BTreeSet<ClientId>,
     pub(crate) source: CapacitySource,
     /// When the last look was asked for that NVML has answered, or that nothing answers.
     pub(crate) looked_at: Option<Time>,
@@ -133,6 +135,7 @@ impl Gpu {
             size: CapacityFigures::default(),
             capacity,
             held_back: 0,
+            no_place_for: BTreeSet::new(),
             source,
             looked_at: None,
             quantum: rule.initial_quantum(),

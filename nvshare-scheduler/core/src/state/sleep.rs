@@ -137,10 +137,14 @@ impl Sleepers {
     /// Returns those for which room is made: the first to be woken, and if others may pass it, these as well, up to the first that has
     /// been to be woken since after `passed_over`.
     pub(crate) fn next(&self, passed_over: Time) -> impl Iterator<Item = ClientId> + '_ {
+        let passed = self.wanted.range(..=(passed_over, ClientId::MAX));
+        passed.chain(self.first_behind(passed_over)).map(|&(_, id)| id)
+    }
+
+    /// Returns the first that has been to be woken since after `passed_over`, and since when.
+    pub(crate) fn first_behind(&self, passed_over: Time) -> Option<&(Time, ClientId)> {
         let last = (passed_over, ClientId::MAX);
-        let passed = self.wanted.range(..=last);
-        let first = self.wanted.range((Bound::Excluded(last), Bound::Unbounded)).next();
-        passed.chain(first).map(|&(_, id)| id)
+        self.wanted.range((Bound::Excluded(last), Bound::Unbounded)).next()
     }
 
     /// Whether a client that has been to be woken since then comes before all others, but for those that have waited

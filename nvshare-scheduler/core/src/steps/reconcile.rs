@@ -108,6 +108,7 @@ impl Books {
             return self.wake_at(uuid, settled_at);
         }
         self.expire_overdue(uuid);
+        self.note_without_place(uuid);
         self.set_aside_for_sleepers(uuid);
         self.wake_next(uuid);
         self.enforce_limits(uuid);

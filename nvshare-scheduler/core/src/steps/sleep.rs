@@ -277,6 +277,22 @@ impl Books {
         }
     }
 
+    /// Notes who cannot come back to a GPU, even if all memory leaves that can. The other GPUs of those for whom that changes are looked at
+    /// again: what is kept there depends on it.
+    pub(crate) fn note_without_place(&mut self, uuid: GpuUuid) {
+        let Some(gpu) = self.state().gpu(uuid) else { return };
+        let without = self.state().without_place(gpu);
+        let changed: Vec<ClientId> = gpu.no_place_for.symmetric_difference(&without).copied().collect();
+        if changed.is_empty() {
+            return;
+        }
+        self.change_gpu(uuid, |gpu| gpu.no_place_for = without);
+        for id in changed {
+            let others = self.state().gpus_used_by(id).into_iter().filter(|&other| other != uuid);
+            self.queue(others);
+        }
+    }
+
     /// Keeps as much of a GPU as its sleepers need: the one that needs most, and those on their way back.
     pub(crate) fn set_aside_for_sleepers(&mut self, uuid: GpuUuid) {
         let Some(gpu) = self.state().gpu(uuid) else { return };
@@ -293,6 +309,11 @@ impl Books {
         if gpu.held_back != held_back {
             self.change_gpu(uuid, |gpu| gpu.held_back = held_back);
             self.queue_with_watchers(uuid);
+        }
+        // Less may be kept from then on, though nothing else happens.
+        let next = self.state().gpu(uuid).and_then(|gpu| self.state().next_passed_over_at(gpu));
+        if let Some(at) = next {
+            self.wake_at(uuid, at);
         }
     }
 

@@ -4,6 +4,7 @@ mod elsewhere;
 mod looks;
 mod rest;
 mod room;
+mod several;
 
 use std::collections::{BTreeMap, BTreeSet};
 
