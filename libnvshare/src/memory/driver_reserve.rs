@@ -6,7 +6,7 @@
 //!
 //! A pool keeps freed memory only up to its release threshold, which is zero unless the program sets it. Memory beyond the
 //! threshold returns at the next synchronisation and is not counted. Until the library asks the driver again, freed memory
-//! counts as kept, and new allocations of the pool are taken from it. What one pool keeps does not serve another.
+//! counts as kept, and new allocations of the pool are taken from it. One pool has no use of the memory that another keeps.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -47,7 +47,7 @@ pub enum Caller {
 
 impl<T: TenantQuota> Account<T> {
     /// Admits an allocation, if limits allow. An allocation from a pool first takes bytes that the pool has kept. `kept` is the most
-    /// that these are. What other pools of its kind have kept stays there.
+    /// that these are: it gets none that other pools of its kind have kept.
     ///
     /// Inside the gate all memory needs room; outside, only memory that [needs room](Kind::needs_room) wherever the lock is.
     ///

@@ -241,8 +241,8 @@ impl State {
         gpu.capacity.saturating_sub(most)
     }
 
-    /// Whether a client that is to come back may be passed over by others, and has no place on a GPU beside this one. What is free here
-    /// would be kept for nothing.
+    /// Whether a client that is to come back may be passed over by others, and has no place on a GPU beside this one. Memory that
+    /// is free here would be kept for nothing.
     fn is_kept_off_elsewhere(&self, id: ClientId, here: GpuUuid) -> bool {
         let Some(client) = self.client(id) else { return false };
         let has_waited = matches!(client.sleep, Sleep::Wanted { since } if since <= self.passed_over());
