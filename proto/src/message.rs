@@ -189,7 +189,8 @@ pub enum ClientMessage {
         /// The grant.
         epoch: Epoch,
     },
-    /// The gate is closed and all submitted work is complete, in answer to DROP_LOCK.
+    /// The gate is closed and all submitted work is complete, in answer to DROP_LOCK. Before RUNNING, also unasked: the GPU has become too
+    /// small for memory that has to be there at once.
     LockReleased {
         /// The grant that ends.
         epoch: Epoch,

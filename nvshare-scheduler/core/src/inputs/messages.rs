@@ -34,9 +34,9 @@ impl Books {
                 _ => {}
             },
             ClientMessage::LockReleased { epoch } => match phase {
-                Phase::Running { epoch: current }
-                | Phase::Granted { epoch: current, .. }
-                | Phase::Dropping { epoch: current, .. }
+                // Nobody asked for it.
+                Phase::Granted { epoch: current, .. } if current == epoch => self.on_given_back(id, phase),
+                Phase::Running { epoch: current } | Phase::Dropping { epoch: current, .. }
                     if current == epoch =>
                 {
                     self.park(id, phase);
@@ -92,6 +92,14 @@ impl Books {
             | ClientMessage::HostHeld { .. }
             | ClientMessage::HostBack { .. } => {}
         }
+    }
+
+    /// Parks a client that gives a grant back which is no use to it: a GPU has become too small for memory that
+    /// has to be resident at once. Its gang leaves with it.
+    fn on_given_back(&mut self, id: ClientId, phase: Phase) {
+        self.change_client(id, |client| client.set_whole(true));
+        self.park(id, phase);
+        self.ask_to_leave(id);
     }
 
     fn on_cannot_share(&mut self, id: ClientId) {
@@ -172,6 +180,7 @@ impl Books {
             if account.usage.allocated != usage.allocated {
                 account.unevictable = None;
                 account.reported_unevictable = false;
+                account.comes_whole = false;
             }
             let before = account.usage.total;
             account.set_usage(usage);

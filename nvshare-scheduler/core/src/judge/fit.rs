@@ -115,10 +115,10 @@ impl State {
     pub(crate) fn why_no_room(&self, gpu: &Gpu, client: &Client) -> Option<String> {
         let uuid = gpu.uuid;
         let (demand, capacity) = (gpu.demand_of(&self.unit_of(client)), self.capacity(gpu, client.id));
-        if client.gang.is_some() && demand > u128::from(capacity) {
-            let demand = saturate(demand);
+        if demand > u128::from(capacity) {
+            let (who, demand) = (if client.gang.is_some() { "its gang" } else { "it" }, saturate(demand));
             return Some(format!(
-                "its gang wants {} of {uuid} at once, which has {}",
+                "{who} wants {} of {uuid} at once, which has {}",
                 Bytes(demand),
                 Bytes(capacity)
             ));

@@ -84,6 +84,8 @@ pub(crate) struct Account {
     pub(crate) failed_evictions: u32,
     /// The log says that the client's memory stays where it is.
     pub(crate) reported_unevictable: bool,
+    /// The client gave a grant back, since it runs with all of its memory resident or not at all.
+    pub(crate) comes_whole: bool,
     /// How fast the client's memory moves, as the scheduler timed it; in bytes per second.
     pub(crate) rates: Rates,
     /// The cost of the client's hand-overs on this GPU.
@@ -153,6 +155,7 @@ impl Account {
             unevictable: None,
             failed_evictions: 0,
             reported_unevictable: false,
+            comes_whole: false,
             rates,
             cost: HandOverCosts::default(),
             move_cost: MoveCost::default(),
@@ -308,10 +311,11 @@ impl Account {
     }
 
     /// Returns the bytes that a client wants resident when it runs: all that it has allocated, at most what
-    /// one client may have.
+    /// one client may have. One that [comes whole](Self::comes_whole) may want more.
     pub(crate) fn demand(&self, capacity: u64) -> u64 {
+        let most = if self.comes_whole { u64::MAX } else { capacity };
         // Room that does not come back is as good as used.
-        self.wanted().max(self.unevictable_bytes()).min(capacity)
+        self.wanted().max(self.unevictable_bytes()).min(most)
     }
 
     /// Returns the bytes on the GPU, as the client last reported.

@@ -401,6 +401,12 @@ impl Client {
     /// Lets the client run: its gate is open.
     pub(crate) fn run(&mut self, epoch: Epoch) {
         self.phase = Phase::Running { epoch };
+        self.set_whole(false);
+    }
+
+    /// Notes whether the client runs with all of its memory resident or not at all, as far as that is known.
+    pub(crate) fn set_whole(&mut self, comes_whole: bool) {
+        self.accounts.values_mut().for_each(|account| account.comes_whole = comes_whole);
     }
 
     /// Notes that the client is asked to drain, which should be over when it is `due`.

@@ -115,6 +115,16 @@ fn a_waiter_gets_the_place_of_one_rank_when_all_have_drained() {
     assert!(granted(&sent, OTHER).is_some(), "{sent:?}");
 }
 
+/// Its GPU has become too small for its memory.
+#[test]
+fn a_rank_that_gives_its_grant_back_has_the_others_leave() {
+    let mut table = pair_and_other(1);
+    let sent = table.say(RANKS[0], ClientMessage::ReqLock);
+    let epochs = RANKS.map(|rank| granted(&sent, rank).unwrap_or_else(|| panic!("{rank}: {sent:?}")));
+    let sent = table.say(RANKS[0], ClientMessage::LockReleased { epoch: epochs[0] });
+    assert_eq!(asked_to_leave(&sent, RANKS[1]), Some(epochs[1]), "{sent:?}");
+}
+
 #[test]
 fn a_rank_that_cannot_drain_lets_all_go_on() {
     let mut table = pair_and_other(0);

@@ -287,3 +287,35 @@ fn a_client_that_waited_for_immovable_memory_goes_on_when_it_can_move() {
     let evict = (silent, SchedulerMessage::Evict(Amount { gpu: gpu(0), bytes: 4 * GIB }));
     assert_eq!(sent, [evict], "{:?}", table.core.client_status());
 }
+
+/// A process without the library has taken a part of the GPU, so that the large client cannot run with what it is granted. It keeps nobody
+/// waiting, and goes on when that process has gone.
+#[test]
+fn a_client_that_gives_a_grant_back_waits_for_room_for_all_of_its_memory() {
+    let (large, other) = (1, 2);
+    let mut table = Table::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
+    table.register(large, Gate::Closed, 12 * GIB, 12 * GIB);
+    table.register(other, Gate::Closed, 6 * GIB, 6 * GIB);
+    table.sees(0, 9 * GIB, BTreeMap::new());
+    let sent = table.say(large, ClientMessage::ReqLock);
+    let epoch = granted(&sent, large).unwrap_or_else(|| panic!("{sent:?}"));
+    table.say(other, ClientMessage::ReqLock);
+    table.say(large, ClientMessage::Usage(twelve_gib(3 * GIB)));
+    let mut sent = table.say(large, ClientMessage::LockReleased { epoch });
+    sent.append(&mut table.say(large, ClientMessage::ReqLock));
+    let sent = table.give_back(sent);
+    assert_eq!(granted(&sent, large), None, "{sent:?}");
+    let epoch = granted(&sent, other).unwrap_or_else(|| panic!("{sent:?}"));
+    table.say(other, ClientMessage::Running { epoch });
+    let sent = table.wait_until(10_000);
+    assert_eq!(asked_to_leave(&sent, other), None, "{sent:?}");
+    assert_eq!(table.core.client_status()[0].state, ClientState::Blocked, "{:?}", table.core.client_status());
+    let is_told = |note: &String| note.starts_with("client 1 waits: it wants 12.00 GiB of ");
+    assert!(table.notes.iter().any(is_told), "{:?}", table.notes);
+    let sent = table.sees(0, CAPACITY, BTreeMap::new());
+    assert_eq!(asked_to_leave(&sent, other), Some(epoch), "{sent:?}");
+    let sent = table.say(other, ClientMessage::LockReleased { epoch });
+    let sent = table.give_back(sent);
+    assert!(granted(&sent, large).is_some(), "{sent:?}");
+    table.assert_at_rest();
+}
