@@ -263,6 +263,24 @@ impl<T: TenantQuota> Account<T> {
         self.allocated.saturating_sub(self.most_on_card())
     }
 
+    /// Bytes that have to be on the card at once: what is there, and mapped memory that is not.
+    #[must_use]
+    pub fn needed_at_once(&self) -> u64 {
+        self.charged.saturating_add(self.unmapped)
+    }
+
+    /// Whether the card has become too small for mapped memory that is to come back.
+    #[must_use]
+    pub fn has_outgrown_card(&self) -> bool {
+        !self.unmetered && self.unmapped > 0 && self.needed_at_once() > self.most_on_card()
+    }
+
+    /// Whether the process may have more than the card holds: memory that the program asked for as managed takes no place.
+    #[must_use]
+    pub fn may_exceed_card(&self) -> bool {
+        self.managed > 0
+    }
+
     /// NEED_ROOM after a restore found no room for `bytes`, and for `unmapped` bytes of mapped memory: see
     /// [`Self::to_ask_for`]. Nobody waits for memory that can never be on the card at the same time. Unmapped memory all
     /// counts, since page faults do not bring it.

@@ -47,6 +47,9 @@ pub const ROOM_IS_LATE: Duration = Duration::from_secs(1);
 /// have answered long ago.
 const AWAY: Duration = Duration::from_secs(2);
 
+/// How long a drain that nobody asked for may make no progress.
+const OWN_PATIENCE: Duration = Duration::from_millis(200);
+
 /// Restores after which memory that is still absent is left to page faults.
 const MAX_ATTEMPTS: u32 = 1000;
 
@@ -212,6 +215,12 @@ impl Machine {
                 self.act(action);
             }
             Input::Restored { lacking } => self.restored(lacking),
+            Input::Outgrown => {
+                // The lock is of no use, and others may have it.
+                if let Phase::Restoring { epoch } = self.phase {
+                    self.drop_lock(epoch, OWN_PATIENCE, now);
+                }
+            }
             Input::Drained(ticket) => self.drained(ticket),
             Input::CallsWaiting => self.calls_waiting(now),
             Input::Asleep => self.slept(now),

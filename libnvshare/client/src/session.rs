@@ -196,6 +196,9 @@ impl Session {
     pub fn done<H: Host>(&mut self, host: &mut H, done: Done, now: Duration) {
         match done {
             Done::Drained(ticket) => self.feed(host, Input::Drained(ticket), now),
+            Done::Restored { lacking } if !lacking.is_empty() && is_outgrown(host) => {
+                self.feed(host, Input::Outgrown, now);
+            }
             Done::Restored { lacking } => self.feed(host, Input::Restored { lacking }, now),
             Done::Quiet { submissions } => self.feed(host, Input::Quiet { submissions }, now),
             Done::Busy => self.feed(host, Input::Busy, now),
@@ -441,6 +444,13 @@ fn hold_all<H: Host>(host: &H, absent: Absent) -> bool {
 /// Whether any device lacks room.
 fn is_lacking<H: Host>(host: &H) -> bool {
     host.used().into_iter().any(|gpu| host.account(gpu).is_some_and(|account| account.lacking() > 0))
+}
+
+/// Whether a GPU has become too small for memory that has to be there at once. A process that may exceed a GPU keeps the lock: without
+/// it, it would wait for room for all that it has.
+fn is_outgrown<H: Host>(host: &H) -> bool {
+    let accounts: Vec<_> = host.used().into_iter().filter_map(|gpu| host.account(gpu)).collect();
+    accounts.iter().any(Account::has_outgrown_card) && !accounts.iter().any(Account::may_exceed_card)
 }
 
 /// Carries out an EVICT.

@@ -1,10 +1,13 @@
-//! A process that is no client has a part of the card, and nobody has measured that.
+//! A process that is no client has a part of the card. Mostly nobody has measured that.
 
+use std::os::unix::fs::symlink;
 use std::time::Instant;
 
-use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, patience, wait_until};
+use nvshare_harness::{
+    PlayedScheduler, Program, Running, Scheduler, Status, World, guest, patience, wait_until,
+};
 use nvshare_proto::units::{GIB, MIB};
-use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, ClientState, Epoch, GpuUuid, SchedulerMessage};
 
 /// Clients believe that they may fill 896 MiB together: there is no NVML.
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -80,6 +83,37 @@ fn memory_that_the_driver_has_no_room_for_comes_back_when_others_leave() {
     world.stop();
     stranger.finish().passed();
     for job in [a, b] {
+        job.finish().intact();
+    }
+}
+
+/// NVML sees a stranger that leaves less of the card than one of them has. That one waits, and the other one has the rest for itself.
+#[test]
+fn a_program_that_does_not_fit_beside_a_stranger_any_more_waits_and_stops_nobody() {
+    let world = World::with_memory("swap", CARD);
+    let processes = world.dir().join("processes");
+    std::fs::write(&processes, "").expect("a file");
+    symlink(guest("nvml", true), world.dir().join("lib/libnvidia-ml.so.1")).expect("a link");
+    let _scheduler = Scheduler::start(&world, &["--tq", "0.2", "--reserve", "128MiB"]);
+    let [large, small] = [("large", 640), ("small", 320)].map(|(name, mib)| client(&world, name, mib));
+    Scheduler::until(&world, "they have all of their memory", |status| {
+        let has =
+            |job: &Running, mib| status.client(job.pid()).usage.iter().any(|u| u.allocated >= mib * MIB);
+        has(&large, 640) && has(&small, 320)
+    });
+    Scheduler::until_more_turns(&world, &[&large, &small], 2);
+    std::fs::write(&processes, format!("1 {}\n", 512 * MIB)).expect("a file");
+    Scheduler::until(&world, "there is too little for the large one", |status| {
+        status.client(large.pid()).state == ClientState::Blocked
+    });
+    assert!(large.log().contains("the program waits: its memory needs"), "{}", large.log());
+    let gated = |status: &Status| status.client(small.pid()).counters.gated;
+    let before = gated(&Scheduler::status(&world));
+    Scheduler::until(&world, "the small one gets on", |status| gated(status) > before + 100);
+    std::fs::write(&processes, "").expect("a file");
+    both_get_on(&world, [&large, &small]);
+    world.stop();
+    for job in [large, small] {
         job.finish().intact();
     }
 }

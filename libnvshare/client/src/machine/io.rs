@@ -53,6 +53,8 @@ pub enum Input {
         /// The rooms to ask for, where room is lacking.
         lacking: Vec<Amount>,
     },
+    /// The same, and a GPU has become too small for the rest: the process cannot run.
+    Outgrown,
     /// All work is complete that was submitted until the count of submissions had this value.
     Quiet {
         /// The count.

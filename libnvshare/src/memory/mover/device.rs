@@ -50,6 +50,9 @@ pub(super) fn restore(
     }
     let account = device.account();
     result.lacking = account.to_ask_for_after_restore(all.lacks, all.lacks_mapped);
+    if result.lacking > 0 && account.has_outgrown_card() {
+        waiting::say_outgrown(&account);
+    }
     if account.unmapped() == 0 || result.moved {
         waiting::forget_wait(device.ordinal);
     } else if !cancelled()

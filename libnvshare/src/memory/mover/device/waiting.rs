@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use nvshare_proto::ThrottledLine;
 use nvshare_proto::units::MIB;
 
 use crate::driver::types::CUdevice;
+use crate::memory::devices::Account;
 use crate::memory::mapping::DRIVER_IS_LATE;
 use crate::process::lock::lock;
 use crate::process::{log, threads};
@@ -48,6 +50,17 @@ pub(super) fn pause_and_ask_if_late(device: CUdevice, bytes: u64) -> bool {
     drop(waits);
     threads::sleep(AGAIN);
     is_late
+}
+
+/// Says that a card has become too small for the program: its work waits until the scheduler has more of the card.
+pub(super) fn say_outgrown(account: &Account) {
+    static OUTGROWN: ThrottledLine = ThrottledLine::new(log::warn);
+    let (needs, has) = (account.needed_at_once(), account.capacity().unwrap_or_default());
+    OUTGROWN.say(format_args!(
+        "the program waits: its memory needs {} MiB of the GPU at once, and other processes leave {} MiB of it",
+        needs.div_ceil(MIB),
+        has / MIB
+    ));
 }
 
 /// Memory of a device came back, or none is missing.
