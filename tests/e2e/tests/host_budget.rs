@@ -115,6 +115,37 @@ fn zeros_leave_though_the_host_is_full() {
     guest.finish().passed();
 }
 
+/// The program has twelve allocations. An eviction that is short is tried again three times.
+#[test]
+fn memory_of_the_host_that_is_refused_is_not_asked_for_by_each_allocation() {
+    const BYTES: u64 = 768 << 20;
+    let none = ("NVSIM_MOST_LOCKED", "1MiB");
+    let world = World::simulated(&[CARD, &[("NVSHARE_CONTENT", "off"), none]].concat());
+    let (mut client, guest, gpu) = PlayedScheduler::of_waiting_guest(&world);
+    client.hand_out_nothing();
+    let (epoch, all) = (Epoch { boot: 1, counter: 1 }, Amount { gpu, bytes: BYTES });
+    client.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: 1 << 30 })]);
+    wait_until("the program has memory", || guest.out().contains("has memory") || !guest.lives());
+    client.say(&[SchedulerMessage::LockOk { epoch, quantum_ms: 60_000, room: vec![all] }]);
+    client.until_running();
+    client.say(&[SchedulerMessage::DropLock { epoch, patience_ms: 60_000 }]);
+    client.until(|m| {
+        matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
+    });
+    client.say(&[SchedulerMessage::Evict(all)]);
+    let mut questions = 0;
+    let short = client.until(|m| {
+        questions += u32::from(matches!(m, ClientMessage::HostWanted { .. }));
+        if let ClientMessage::Evicted { short, .. } = m { Some(*short) } else { None }
+    });
+    assert_eq!(short, BYTES, "{}", guest.log());
+    assert!((1..=4).contains(&questions), "{questions} questions: {}", guest.log());
+    client.say(&[SchedulerMessage::SchedOff]);
+    world.wake();
+    world.stop();
+    guest.finish().passed();
+}
+
 #[test]
 fn memory_of_the_scheduler_that_the_driver_refuses_is_replaced() {
     let world = World::simulated(&[CARD, &[("NVSIM_LOCK_SHARED", "0")]].concat());

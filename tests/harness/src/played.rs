@@ -25,6 +25,8 @@ pub struct PlayedScheduler {
     heard: Receiver<Request>,
     /// Memory of the host for a client that asks, in one frame.
     segments: Vec<(HostSegment, OwnedFd)>,
+    /// It hands memory of the host out, and may have none left.
+    offers: bool,
 }
 
 /// The client's connection ends with its scheduler.
@@ -109,7 +111,7 @@ impl PlayedScheduler {
         let (told, heard) = mpsc::channel();
         let answers = Arc::clone(&stream);
         std::thread::spawn(move || listen(version, read, &answers, &told));
-        let mut played = Self { stream, version, heard, segments: Vec::new() };
+        let mut played = Self { stream, version, heard, segments: Vec::new(), offers: false };
         let Request::Register(register) = played.hear() else { panic!("the client does not register") };
         played.say(&[SchedulerMessage::Registered { client: 1, hold: InitialState::Parked }]);
         (played, register.usage)
@@ -141,6 +143,11 @@ impl PlayedScheduler {
     /// The client gets these segments of the host's memory, all in one frame, when it asks the next time.
     pub fn hand_out(&mut self, segments: Vec<(HostSegment, OwnedFd)>) {
         self.segments = segments;
+    }
+
+    /// From now on, the client hears that others have all memory of the host when it asks for some.
+    pub fn hand_out_nothing(&mut self) {
+        self.offers = true;
     }
 
     /// Waits for a message, and passes over others. A client that asks for memory of the host hears that there is none, but for what is to be
@@ -186,7 +193,7 @@ impl PlayedScheduler {
     fn answer_for_host_memory(&mut self) {
         let (segments, files): (Vec<HostSegment>, Vec<OwnedFd>) =
             std::mem::take(&mut self.segments).into_iter().unzip();
-        let offered = !segments.is_empty();
+        let offered = self.offers || !segments.is_empty();
         let mut frame = frame(self.version, SchedulerMessage::HostMemory { offered, segments });
         let numbers: Vec<i32> = files.iter().map(AsRawFd::as_raw_fd).collect();
         let mut part = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };

@@ -219,21 +219,29 @@ impl HostPool {
     /// The reason why there are none.
     pub(in crate::memory) fn take(&self, bytes: u64) -> Result<Vec<Slot>, NoSlots> {
         loop {
-            let mut inner = lock(&self.inner);
-            // The pool may have gone off the list: its segments end with it, whoever has slots. It goes only after this is so.
-            if self.context.life().is_over() {
-                return Err(NoSlots::Gone);
+            match self.take_free(bytes) {
+                Err(NoSlots::Full) => {}
+                answer => return answer,
             }
-            if let Some(slots) = inner.take(bytes) {
-                return Ok(slots);
-            }
-            drop(inner);
             let mut refused = lock(&self.growing);
             let lacking = bytes.saturating_sub(lock(&self.inner).free_bytes);
             if lacking > 0 {
                 self.grow(lacking, &mut refused)?;
             }
         }
+    }
+
+    /// Slots for `bytes`, as far as the pool has them.
+    ///
+    /// # Errors
+    /// The reason why there are none.
+    pub(in crate::memory) fn take_free(&self, bytes: u64) -> Result<Vec<Slot>, NoSlots> {
+        let mut inner = lock(&self.inner);
+        // The pool may have gone off the list: its segments end with it, whoever has slots. It goes only after this is so.
+        if self.context.life().is_over() {
+            return Err(NoSlots::Gone);
+        }
+        inner.take(bytes).ok_or(NoSlots::Full)
     }
 
     /// Grows by one segment, towards `wanted` bytes. `refused`: when the driver last refused memory of this process's own.

@@ -171,12 +171,22 @@ impl Leaving {
 }
 
 /// Slots for `bytes`. Copies of memory that is on the card make room for them.
+///
+/// Bytes that were refused in this eviction only get slots that have become free since. To ask the scheduler, and to look at all copies,
+/// takes too long for each of thousands of allocations.
 fn slots(context: &Arc<Context>, bytes: u64, looked: &Looked) -> Result<Vec<Slot>, NoSlots> {
     let pool = host_pool::of(context);
-    match pool.take(bytes) {
+    if looked.was_refused(context, bytes) {
+        return pool.take_free(bytes);
+    }
+    let slots = match pool.take(bytes) {
         Err(NoSlots::Full) if drop_kept(context, bytes, looked) => pool.take(bytes),
         answer => answer,
+    };
+    if slots == Err(NoSlots::Full) {
+        looked.note_refused(context, bytes);
     }
+    slots
 }
 
 /// A test has found that a granule was not what it was taken for. Its copy is what counts.

@@ -14,7 +14,7 @@ mod kernel;
 mod leaving;
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use nvshare_client::content::ContentCheck;
 use nvshare_proto::units::MIB;
@@ -27,6 +27,7 @@ use crate::memory::exports;
 use crate::memory::mapping::copies::HostCopy;
 use crate::memory::mapping::{Chunk, GRANULE, Mapped};
 use crate::process::config::{self, Content};
+use crate::process::lock::lock;
 use crate::process::{counters, log};
 use crate::work::contexts::Context;
 pub(super) use kept::{give_way, keep};
@@ -39,10 +40,13 @@ fn mode() -> Content {
     config::get().map_or(Content::Off, |config| config.content)
 }
 
-/// The answers about chunks that are about to leave, by their addresses.
+/// The knowledge of one eviction.
 #[derive(Debug)]
 pub(super) struct Looked {
+    /// The answers about chunks that are about to leave, by their addresses.
     seen: HashMap<CUdeviceptr, Vec<Option<ContentCheck>>>,
+    /// Contexts, and the bytes that the host had no memory for there.
+    refused: Mutex<Vec<(Arc<Context>, u64)>>,
     /// The counters before the eviction.
     before: (u64, u64),
     /// No chunk is held for a [guess] while chunks leave: it would be passed over.
@@ -66,7 +70,8 @@ struct Held {
 /// Looks at the chunks that leave first when `wanted` bytes of a device have to leave.
 pub(super) fn look(device: &Device, wanted: u64) -> Looked {
     let alone = LOOKS.read().unwrap_or_else(PoisonError::into_inner);
-    let mut looked = Looked { seen: HashMap::new(), before: counters::not_copied(), _alone: alone };
+    let (refused, before) = (Mutex::default(), counters::not_copied());
+    let mut looked = Looked { seen: HashMap::new(), refused, before, _alone: alone };
     if mode() == Content::Off || wanted == 0 {
         return looked;
     }
@@ -171,6 +176,16 @@ impl Looked {
     /// Bytes of a chunk that have to be copied, if the host has these copies of it.
     pub(super) fn to_copy(&self, at: CUdeviceptr, bytes: u64, had: &[HostCopy]) -> u64 {
         leaving::to_copy(self.of(at), (bytes / GRANULE) as usize, had)
+    }
+
+    /// Whether the host had no memory for as many bytes, or fewer, in a context.
+    fn was_refused(&self, context: &Arc<Context>, bytes: u64) -> bool {
+        lock(&self.refused).iter().any(|(of, least)| Arc::ptr_eq(of, context) && *least <= bytes)
+    }
+
+    /// Notes that the host has no memory for bytes in a context.
+    fn note_refused(&self, context: &Arc<Context>, bytes: u64) {
+        lock(&self.refused).push((Arc::clone(context), bytes));
     }
 
     /// Logs what the eviction did not have to copy.
