@@ -12,7 +12,7 @@
 //! 4. No allocation passes the limit of the process or, together with other processes, that of the tenant. Memory that
 //!    has to have its room at once has it when it is admitted.
 //! 5. `unmapped` is the part of [mapped memory](Kind::Mapped) that is not on the card: while there is any, the lock is not held.
-//! 6. No allocation waits for room (`needs` is zero) once room came, was refused, or is not counted.
+//! 6. No allocation waits for room (`awaited` is zero) once room came, was refused, or is not counted, or if none waits.
 //!
 //! The account does not know which bytes of an allocation are absent: each allocation's [`Residency`](crate::Residency), or
 //! another backing's record, does. The account counts bytes alone: [`Account::charge`] before they come, and
@@ -141,12 +141,12 @@ pub struct Account<T> {
     unmetered: bool,
     /// The scheduler was lost a short time ago and may come back.
     expected: bool,
-    /// Room that waiting allocations lack.
-    needs: u64,
+    /// Bytes that the largest allocation that waits has to have room for.
+    awaited: u64,
     /// Allocations that wait.
     waiting: u32,
-    /// The scheduler has no room for the waiting allocations.
-    refused: bool,
+    /// Room that the scheduler was asked for, and does not have. 0: all that was asked for came.
+    refused: u64,
     /// Room that an eviction has made and the scheduler has not been told of. A registration names the charged bytes
     /// of its moment, and so includes this room.
     made: u64,
@@ -180,9 +180,9 @@ impl<T: TenantQuota> Account<T> {
             holding: false,
             unmetered: false,
             expected: false,
-            needs: 0,
+            awaited: 0,
             waiting: 0,
-            refused: false,
+            refused: 0,
             made: 0,
             lost: 0,
             turns_without: 0,
@@ -310,6 +310,15 @@ impl<T: TenantQuota> Account<T> {
         bytes
     }
 
+    /// Charges `bytes` that come to the card in one piece, or nothing; returns whether it does. Meanwhile others find the room that there is.
+    pub fn charge_all(&mut self, bytes: u64) -> bool {
+        let fits = self.lacks(bytes) == 0;
+        if fits {
+            self.charge(bytes);
+        }
+        fits
+    }
+
     /// Charges as much of an allocation as the card can hold beside the bytes that are charged; returns how many bytes.
     ///
     /// # Errors
@@ -408,19 +417,16 @@ impl<T: TenantQuota> Account<T> {
         taken
     }
 
-    /// Unused room goes back to the scheduler. Waiting allocations that have counted on it lack it too from now on.
+    /// Unused room goes back to the scheduler.
     fn part_with(&mut self, room: u64) {
         self.room -= room.cast_signed();
-        if self.needs > 0 {
-            self.needs += room;
-        }
     }
 
     /// Unused room that no waiting allocation is about to take.
     #[must_use]
     pub fn unused(&self) -> u64 {
         // Room that has just come belongs to the allocation that waited and is about to take it.
-        let is_awaited = self.waiting > 0 && self.needs == 0;
+        let is_awaited = self.waiting > 0 && self.lacks(self.awaited) == 0;
         if self.unmetered || is_awaited { 0 } else { self.unused_room() }
     }
 
@@ -448,13 +454,13 @@ impl<T: TenantQuota> Account<T> {
     /// The process does not hold the lock any more, or not yet: another of its devices cannot be held.
     pub fn let_go(&mut self) {
         self.holding = false;
-        self.needs = 0;
+        self.awaited = 0;
     }
 
     /// Room is not counted any more: no other client needs it.
     pub fn stop_metering(&mut self) {
         self.unmetered = true;
-        self.needs = 0;
+        self.awaited = 0;
         self.lost = 0;
     }
 

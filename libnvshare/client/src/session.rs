@@ -309,8 +309,10 @@ impl Session {
                 }
             }
             Action::Refuse(gpu) => {
+                let asked =
+                    self.told.iter().find(|(told, _)| *told == gpu).map_or(0, |(_, lacking)| *lacking);
                 if let Some(lacking) = host.update(gpu, |account| {
-                    account.refuse();
+                    account.refuse(asked);
                     account.lacking()
                 }) {
                     // The scheduler knows of the room that is still lacking.
@@ -384,15 +386,21 @@ impl Session {
         if !host.is_connected() {
             return;
         }
-        let keep = match &self.machine {
-            machine if machine.is_running() => |_: &Account<H::TenantQuota>| MAX_UNUSED,
-            // Room comes in pieces. If one went back while an allocation waits for the rest, it would be asked for again.
-            machine if machine.is_parked() => {
-                |account: &Account<H::TenantQuota>| if account.is_anybody_waiting() { u64::MAX } else { 0 }
+        let machine = &self.machine;
+        let keep = |account: &Account<H::TenantQuota>| {
+            if account.is_anybody_waiting() {
+                // Room comes in pieces. If one went back while an allocation waits for the rest, it would be asked for again.
+                u64::MAX
+            } else if machine.is_next() {
+                // The room is for memory that comes back.
+                account.absent()
+            } else if machine.is_running() {
+                MAX_UNUSED
+            } else if machine.is_parked() {
+                0
+            } else {
+                u64::MAX
             }
-            // The room is for memory that comes back.
-            machine if machine.is_next() => Account::absent,
-            _ => |_: &Account<H::TenantQuota>| u64::MAX,
         };
         return_unused(host, keep);
         // The scheduler takes what is lacking for the rest of what is needed beside the room that it knows of.

@@ -75,7 +75,7 @@ pub(crate) struct Awaited<'a>(&'a Device);
 
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
-        self.0.update(Account::end_waiting);
+        self.0.end_waiting(Account::end_waiting);
     }
 }
 
@@ -368,17 +368,17 @@ impl Device {
     ///
     /// `ask` tells the session of the need.
     pub(crate) fn wait_for_room(&self, bytes: u64, wait: Wait, ask: impl FnOnce()) -> Option<Awaited<'_>> {
-        if !self.lock().begin_waiting(bytes) {
+        if !self.lock().begin_waiting(bytes, wait) {
             return Some(Awaited(self));
         }
         // The thread may be cancelled while it tells the session.
-        let undo = OnUnwind::new(|| self.update(Account::abandon_waiting));
+        let undo = OnUnwind::new(|| self.end_waiting(Account::end_waiting));
         ask();
         undo.done();
         let mut account = self.lock();
         // A parked client waits for its turn, which may take long. A running client is served or refused soon.
         let mut patience = Patience::new(PATIENCE);
-        while account.goes_on_waiting(wait)
+        while account.goes_on_waiting(bytes, wait)
             && let Some(part) = patience.next_part()
         {
             let (was_holding, begin) = (account.is_holding(), Instant::now());
@@ -387,15 +387,27 @@ impl Device {
                 patience.waited(begin.elapsed());
             }
         }
-        let is_refused = account.is_refused();
+        let is_refused = account.is_refused(bytes);
         if patience.next_part().is_none() {
-            account.give_up_waiting();
             drop(account);
-            self.changed.notify_all();
+            self.end_waiting(Account::give_up_waiting);
             return None;
         }
         drop(account);
         Some(Awaited(self)).filter(|_| !is_refused)
+    }
+
+    /// An allocation does not wait any more, which `end` notes. The scheduler hears of it at once, if it knows of a need: others would leave
+    /// for nothing.
+    fn end_waiting(&self, end: impl FnOnce(&mut Account)) {
+        let is_news = self.update(|account| {
+            let lacked = account.lacking();
+            end(account);
+            account.lacking() != lacked
+        });
+        if is_news {
+            bell::ring();
+        }
     }
 
     /// Whether the scheduler gives the room on the card.

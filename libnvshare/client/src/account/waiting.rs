@@ -50,47 +50,47 @@ impl Patience {
 }
 
 impl<T: TenantQuota> Account<T> {
-    /// An allocation begins to wait until there is room for `bytes`. False: there is, as some has come since it was tried. Room
-    /// that was lacking then is not asked for in addition.
-    pub fn begin_waiting(&mut self, bytes: u64) -> bool {
-        let lacks = self.lacks(bytes);
-        self.needs = self.needs.max(lacks);
+    /// An allocation begins to wait until there is room for `bytes`. False: it need not. Some has come since it was tried, or the lock has
+    /// gone, without which it goes on. Room that was lacking when it was tried is not asked for in addition.
+    pub fn begin_waiting(&mut self, bytes: u64, wait: Wait) -> bool {
         self.waiting += 1;
-        self.refused = false;
-        lacks > 0
-    }
-
-    /// Whether an allocation has to go on waiting.
-    #[must_use]
-    pub fn goes_on_waiting(&self, wait: Wait) -> bool {
-        let waits = self.holding || wait == Wait::AlsoWhileParked;
-        self.needs > 0 && waits && !self.unmetered && !self.refused
-    }
-
-    /// Whether the scheduler has no room for the allocations that wait.
-    #[must_use]
-    pub fn is_refused(&self) -> bool {
-        self.refused
-    }
-
-    /// An allocation stops waiting, because waiting has no purpose any more. False: there will be no room for it.
-    pub fn end_waiting(&mut self) -> bool {
-        self.waiting -= 1;
-        if self.refused || self.unmetered {
-            self.needs = 0;
+        let waits = self.lacks(bytes) > 0 && self.can_wait(wait);
+        if waits {
+            self.awaited = self.awaited.max(bytes);
+            self.refused = 0;
         }
-        !self.refused
+        waits
     }
 
-    /// An allocation stops waiting, because its patience is over.
+    /// Whether an allocation has to go on waiting for room for `bytes`. The program may have freed as much itself meanwhile.
+    #[must_use]
+    pub fn goes_on_waiting(&self, bytes: u64, wait: Wait) -> bool {
+        self.awaited > 0 && self.can_wait(wait) && self.lacks(bytes) > 0 && !self.is_refused(bytes)
+    }
+
+    fn can_wait(&self, wait: Wait) -> bool {
+        self.holding || wait == Wait::AlsoWhileParked
+    }
+
+    /// Whether the scheduler has no room for an allocation that waits for room for `bytes`. One that lacks less than what was refused was not
+    /// asked for.
+    #[must_use]
+    pub fn is_refused(&self, bytes: u64) -> bool {
+        self.refused > 0 && self.lacks(bytes) >= self.refused
+    }
+
+    /// An allocation does not wait any more. Unless others wait, no room is lacking for one.
+    pub fn end_waiting(&mut self) {
+        self.waiting -= 1;
+        if self.waiting == 0 {
+            self.awaited = 0;
+        }
+    }
+
+    /// An allocation stops waiting, because its patience is over. Others say anew what they need.
     pub fn give_up_waiting(&mut self) {
         self.waiting -= 1;
-        self.needs = 0;
-    }
-
-    /// The thread that waited is gone.
-    pub fn abandon_waiting(&mut self) {
-        self.waiting -= 1;
+        self.awaited = 0;
     }
 
     /// Whether allocations wait.
@@ -102,19 +102,19 @@ impl<T: TenantQuota> Account<T> {
     /// Room that is lacking now: for allocations that wait, or because more is charged than was given.
     #[must_use]
     pub fn lacking(&self) -> u64 {
-        if self.unmetered { 0 } else { self.needs.max(self.room.min(0).unsigned_abs()) }
+        self.lacks(self.awaited)
     }
 
     /// Room came from the scheduler.
     pub fn give(&mut self, bytes: u64) {
         self.room = self.room.saturating_add_unsigned(bytes);
-        self.needs = 0;
+        self.awaited = 0;
     }
 
-    /// The scheduler has no room for the waiting allocations.
-    pub fn refuse(&mut self) {
-        self.refused = self.waiting > 0;
-        self.needs = 0;
+    /// The scheduler does not have the room of `asked` bytes that was lacking.
+    pub fn refuse(&mut self, asked: u64) {
+        self.refused = asked;
+        self.awaited = 0;
         self.find_lost();
     }
 }

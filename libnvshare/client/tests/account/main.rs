@@ -54,9 +54,12 @@ enum Operation {
     TellMade,
     Register,
     Capacity(u64),
-    BeginWaiting(u64),
+    BeginWaiting {
+        bytes: u64,
+        parked: bool,
+    },
     EndWaiting(bool),
-    Refuse,
+    Refuse(u64),
     JoinTenant(bool),
 }
 
@@ -103,9 +106,9 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => Just(TellMade),
         1 => Just(Register),
         1 => (50..TOTAL).prop_map(Capacity),
-        1 => (1..30u64).prop_map(BeginWaiting),
+        2 => (1..60u64, any::<bool>()).prop_map(|(bytes, parked)| BeginWaiting { bytes, parked }),
         1 => any::<bool>().prop_map(EndWaiting),
-        1 => Just(Refuse),
+        1 => (0..40u64).prop_map(Refuse),
         1 => any::<bool>().prop_map(JoinTenant),
     ]
 }
@@ -169,7 +172,6 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
             let before = account.unused_room();
             let taken = bytes.min(before);
             assert_eq!(account.evict_unused(bytes), taken);
-            model.parts_with(taken);
         }
         Operation::Lose(bytes) => {
             account.lose(bytes);
@@ -185,7 +187,7 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         Operation::Give(bytes) => {
             account.give(bytes);
             model.granted += i128::from(bytes);
-            model.needs = 0;
+            model.awaited = 0;
         }
         Operation::TakeUnused { bytes, coming_back } => {
             let stays = if coming_back { account.absent() } else { 0 };
@@ -193,7 +195,6 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
             let taken = if coming_back { account.take_spare(bytes) } else { account.take_unused(bytes) };
             assert_eq!(taken, expected);
             model.granted -= i128::from(expected);
-            model.parts_with(expected);
         }
         Operation::Reserve(reserve) => {
             account.set_reserve(reserve);
@@ -206,7 +207,7 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         }
         Operation::LetGo => {
             account.let_go();
-            model.needs = 0;
+            model.awaited = 0;
         }
         Operation::EndTurn => {
             account.end_turn();
@@ -219,7 +220,7 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
             account.stop_metering();
             model.is_metered = false;
             model.lost = 0;
-            model.needs = 0;
+            model.awaited = 0;
         }
         Operation::Limit => {
             account.start_metering();
@@ -245,32 +246,44 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
             account.set_capacity(bytes);
             (model.lost, model.turns_without) = (0, 0);
         }
-        Operation::BeginWaiting(bytes) => {
+        Operation::BeginWaiting { bytes, parked } => {
+            let wait = if parked { Wait::AlsoWhileParked } else { Wait::WhileHolding };
             let lacks = (i128::from(bytes) - model.room(account)).max(0) as u64;
-            let lacks = if model.is_metered { lacks } else { 0 };
-            assert_eq!(account.begin_waiting(bytes), lacks > 0);
+            let waits = model.is_metered && lacks > 0 && (parked || account.is_holding());
+            assert_eq!(account.begin_waiting(bytes, wait), waits);
+            assert!(!account.is_refused(bytes) || !waits, "it was not asked for yet");
+            assert_eq!(account.goes_on_waiting(bytes, wait), waits);
             model.waiting += 1;
-            model.needs = model.needs.max(lacks);
+            if waits {
+                model.awaited = model.awaited.max(bytes);
+            }
         }
         Operation::EndWaiting(in_vain) => {
             if model.waiting > 0 {
-                let goes_on = if in_vain {
-                    account.give_up_waiting();
-                    false
+                if in_vain {
+                    account.give_up_waiting()
                 } else {
                     account.end_waiting()
-                };
+                }
                 model.waiting -= 1;
-                if !goes_on || !model.is_metered {
-                    model.needs = 0;
+                if in_vain || model.waiting == 0 {
+                    model.awaited = 0;
                 }
             }
         }
-        Operation::Refuse => {
-            account.refuse();
-            model.needs = 0;
+        Operation::Refuse(asked) => {
+            account.refuse(asked);
+            model.awaited = 0;
             (model.lost, model.turns_without) = (0, 0);
-            assert!(!account.goes_on_waiting(Wait::AlsoWhileParked), "what is refused is not waited for");
+            for bytes in 1..60 {
+                let lacks = (i128::from(bytes) - model.room(account)).max(0) as u64;
+                let is_refused = model.is_metered && asked > 0 && lacks >= asked;
+                assert_eq!(account.is_refused(bytes), is_refused, "{bytes} of {asked}");
+                assert!(
+                    !account.goes_on_waiting(bytes, Wait::AlsoWhileParked),
+                    "it asks anew, or is refused"
+                );
+            }
         }
         Operation::JoinTenant(joins) => {
             if let Some(tenant) = account.tenant() {

@@ -71,7 +71,8 @@ pub(crate) struct Model {
     /// Charged bytes, as the scheduler was last told.
     pub(crate) told: u64,
     pub(crate) waiting: u32,
-    pub(crate) needs: u64,
+    /// Bytes of the largest allocation that waits.
+    pub(crate) awaited: u64,
     pub(crate) tenant: Shared,
     is_limited: bool,
 }
@@ -88,7 +89,7 @@ impl Model {
             is_metered: true,
             told: 0,
             waiting: 0,
-            needs: 0,
+            awaited: 0,
             tenant: Shared(Box::leak(Box::new(Cell::new(0)))),
             is_limited,
         }
@@ -110,13 +111,6 @@ impl Model {
     pub(crate) fn remove(&mut self, which: usize) -> Option<Allocation> {
         let many = self.allocations.len();
         (many > 0).then(|| self.allocations.swap_remove(which % many))
-    }
-
-    /// Room goes back that waiting allocations have counted on.
-    pub(crate) fn parts_with(&mut self, room: u64) {
-        if self.needs > 0 {
-            self.needs += room;
-        }
     }
 
     /// A refused or postponed allocation changes nothing.
@@ -154,18 +148,18 @@ impl Model {
         assert!(!has_managed || spills, "managed memory spills, after {after}");
         if self.is_metered {
             // All given room is charged, lost, unused, or on its way back.
-            let lacking = if account.unused_room() > 0 || self.needs > 0 { 0 } else { account.lacking() };
-            if self.needs == 0 || account.unused_room() > 0 {
-                let room = i128::from(account.unused_room()) - i128::from(lacking);
-                let made = i128::from(copy.take_made());
-                let used = i128::from(charged) + i128::from(self.lost);
-                assert_eq!(used + room + made, self.granted, "what was given, after {after}");
-            }
+            let room = self.room(account);
+            assert_eq!(i128::from(account.unused_room()), room.max(0), "what was given, after {after}");
+            let lacking = (i128::from(self.awaited) - room).max(0) as u64;
+            assert_eq!(account.lacking(), lacking, "what is lacking, after {after}");
             // Below zero: what left while nothing was counted is told now. A scheduler takes no more than it has given.
             let asks_for = i128::from(account.to_ask_for(1));
             assert_eq!(asks_for, self.granted.max(0) + 1, "what was given, and is lacking, after {after}");
             assert_eq!(account.to_ask_for(0), 0, "nothing is lacking, after {after}");
-            assert!(account.lacking() >= self.needs, "needs, after {after}");
+            assert!(
+                self.waiting > 0 || self.awaited == 0,
+                "room is needed for an allocation that waits, after {after}"
+            );
         } else {
             assert_eq!(account.lacking(), 0, "nothing lacks where nothing is counted, after {after}");
         }

@@ -1,11 +1,11 @@
 //! Worlds that random tests found, each when the core or its clients had a defect.
 
-use nvshare_client::account::{Account, DeviceFacts, Refusal};
-use nvshare_client::{Admission, Caller, Done, Kind, MoverOrder, Session};
+use nvshare_client::account::DeviceFacts;
+use nvshare_client::{Done, MoverOrder, Session};
 use nvshare_core::Gang;
 use nvshare_proto::{
-    Amount, ClientMessage, ComputeLimit, Enforcement, Epoch, GpuUuid, InitialState, MemoryMode,
-    SchedulerMessage, TenantSettings, Wishes,
+    ClientMessage, ComputeLimit, Enforcement, Epoch, GpuUuid, InitialState, MemoryMode, SchedulerMessage,
+    TenantSettings, Wishes,
 };
 
 use crate::agenda::Later;
@@ -303,79 +303,6 @@ fn a_thread_that_slept_while_the_gate_was_open_asks_again() {
     let idle = library.said.iter().position(|said| *said == ClientMessage::Idle { epoch });
     let asks = library.said.iter().rposition(|said| *said == ClientMessage::ReqLock);
     assert!(idle.is_some() && idle < asks, "{:?}", library.said);
-}
-
-const MIB: u64 = 1 << 20;
-
-fn room(mib: u64) -> Amount {
-    Amount { gpu: gpu(0), bytes: mib * MIB }
-}
-
-fn admit_140_mib(library: &mut Library) -> Result<Admission, Refusal> {
-    library.devices[0].update(|account| account.admit(140 * MIB, Kind::ManagedPool, 0, Caller::OutsideGate))
-}
-
-/// A parked process in which an allocation of 140 MiB waits, and that has room for 30 of them.
-fn waits_for_the_rest() -> (Library, Session) {
-    let terms =
-        DeviceFacts { gpu: gpu(0), total: CAPACITY, limit: None, is_of_seat: false, oversubscribe: false };
-    let mut library = Library::new([terms].into_iter());
-    let mut session = Session::new(MS(0));
-    library.is_connected = true;
-    session.register(&mut library, MS(0));
-    let registered = SchedulerMessage::Registered { client: 1, hold: InitialState::Parked };
-    session.hear(&mut library, registered, MS(1));
-    library.devices[0].update(|account| account.set_capacity(CAPACITY));
-    // Another allocation has asked for 30 MiB, and does not take it.
-    library.devices[0].update(|account| account.begin_waiting(30 * MIB));
-    session.look(&mut library, MS(1));
-    session.hear(&mut library, SchedulerMessage::Room(room(30)), MS(2));
-    library.devices[0].update(Account::abandon_waiting);
-    assert_eq!(admit_140_mib(&mut library), Ok(Admission::NeedsRoom(140 * MIB)));
-    library.devices[0].update(|account| account.begin_waiting(140 * MIB));
-    library.said.clear();
-    session.look(&mut library, MS(3));
-    (library, session)
-}
-
-/// The lock came with the room between the try and the wait. Asked for once more, it may be refused on a card that is full.
-#[test]
-fn room_that_comes_before_an_allocation_waits_is_not_asked_for_again() {
-    let (mut library, mut session) = waits_for_the_rest();
-    library.devices[0].update(Account::abandon_waiting);
-    session.hear(&mut library, SchedulerMessage::Room(room(110)), MS(4));
-    library.said.clear();
-    assert!(!library.devices[0].update(|account| account.begin_waiting(140 * MIB)), "there is room");
-    session.look(&mut library, MS(4));
-    assert!(!library.said.iter().any(|m| matches!(m, ClientMessage::NeedRoom(_))), "{:?}", library.said);
-    assert_eq!(admit_140_mib(&mut library), Ok(Admission::Charged(140 * MIB)));
-}
-
-/// If the room went back as the process is parked, the rest would go back too when it comes alone, and both would be asked for without
-/// end.
-#[test]
-fn an_allocation_that_waits_keeps_the_room_that_it_has() {
-    let (mut library, mut session) = waits_for_the_rest();
-    assert!(library.said.contains(&ClientMessage::NeedRoom(room(140))), "{:?}", library.said);
-    assert!(!library.said.iter().any(|said| matches!(said, ClientMessage::Room(_))), "{:?}", library.said);
-    session.hear(&mut library, SchedulerMessage::Room(room(110)), MS(4));
-    session.look(&mut library, MS(4));
-    assert_eq!(admit_140_mib(&mut library), Ok(Admission::Charged(140 * MIB)));
-}
-
-#[test]
-fn an_allocation_whose_room_is_taken_while_it_waits_asks_for_all_of_it() {
-    let (mut library, mut session) = waits_for_the_rest();
-    library.said.clear();
-    session.hear(&mut library, SchedulerMessage::Evict(room(30)), MS(4));
-    session.look(&mut library, MS(4));
-    let said = |what: ClientMessage| library.said.iter().position(|said| *said == what);
-    let back = said(ClientMessage::Room(room(30)));
-    let asks = said(ClientMessage::NeedRoom(room(140)));
-    assert!(back.is_some() && back < asks, "{:?}", library.said);
-    session.hear(&mut library, SchedulerMessage::Room(room(140)), MS(5));
-    session.look(&mut library, MS(5));
-    assert_eq!(admit_140_mib(&mut library), Ok(Admission::Charged(140 * MIB)));
 }
 
 /// A member of a gang is stopped while it drains, with more room than it uses. Its mate became next and stepped back, over and over.

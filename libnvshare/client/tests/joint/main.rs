@@ -22,4 +22,5 @@ mod returned;
 mod shares;
 mod terms;
 mod turns;
+mod waits;
 mod world;

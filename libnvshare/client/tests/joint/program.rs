@@ -31,8 +31,10 @@ enum Wishes {
         until: Duration,
         bytes: u64,
     },
-    /// It waits for room.
-    Waits,
+    /// It waits until there is room for this much.
+    Waits {
+        bytes: u64,
+    },
     /// The driver makes it, until then; this much is charged.
     Made {
         until: Duration,
@@ -226,16 +228,20 @@ impl World {
                     return false;
                 }
                 Wishes::Unsaid { bytes, .. } => {
-                    library.devices[device].update(|account| account.begin_waiting(bytes));
+                    library.devices[device].update(|account| account.begin_waiting(bytes, Wait::of(kind)));
                     *wakes = true;
-                    Some(Wishes::Waits)
+                    Some(Wishes::Waits { bytes })
                 }
-                Wishes::Waits if library.devices[device].account().goes_on_waiting(Wait::of(kind)) => {
+                Wishes::Waits { bytes }
+                    if library.devices[device].account().goes_on_waiting(bytes, Wait::of(kind)) =>
+                {
                     return false;
                 }
-                Wishes::Waits => {
-                    let goes_on = library.devices[device].update(Account::end_waiting);
-                    goes_on.then_some(Wishes::NotYet)
+                Wishes::Waits { bytes } => {
+                    let is_refused = library.devices[device].account().is_refused(bytes);
+                    library.devices[device].update(Account::end_waiting);
+                    *wakes = true;
+                    (!is_refused).then_some(Wishes::NotYet)
                 }
                 Wishes::NotYet => match library.devices[device].update(|a| a.admit(bytes, kind, 0, caller)) {
                     Ok(Admission::Charged(charged)) => {

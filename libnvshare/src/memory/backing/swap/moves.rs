@@ -403,9 +403,7 @@ fn begin_in(
         if chunk.physical.is_some() {
             return None;
         }
-        let charged = device.update(|account| account.charge(chunk.bytes));
-        if charged < chunk.bytes {
-            device.update(|account| account.uncharge(charged));
+        if !device.update(|account| account.charge_all(chunk.bytes)) {
             lacks = chunk.bytes;
             return None;
         }
