@@ -1,10 +1,10 @@
-/* A program has memory, gives the GPU nothing to do until the file GO exists, and takes a second for its end. With an argument, another
-   one has the GPU meanwhile, and allocates what the first one still has there when the file WAKE exists. */
+/* A program has memory, gives the GPU nothing to do until the file GO exists, and ends when the file END exists, or after a minute. With an
+   argument, another one has the GPU meanwhile, and allocates what the first one still has there when the file WAKE exists. */
 #include "guest.h"
 static void linger(void) {
     printf("ends\n");
     fflush(stdout);
-    sleep(1);
+    for (int i = 0; i < 60000 && access(getenv("END"), F_OK) != 0; i++) usleep(1000);
 }
 static uint64_t use(size_t bytes) {
     uint64_t memory = alloc(bytes);

@@ -231,8 +231,7 @@ fn a_program_wakes_on_another_card_where_its_own_has_no_room() {
     });
     asleep.go();
     expect_all_done(guest);
-    let log = asleep.scheduler.log();
-    assert!(log.contains("comes back to GPU-"), "{log}");
+    asleep.scheduler.wait_for_log("comes back to GPU-");
     asleep.world.stop();
     busy.finish().intact();
 }

@@ -59,6 +59,15 @@ fn one_has_memory(answered: &[String]) {
     assert_eq!(answered.iter().filter(|answer| *answer == "0").count(), 1, "{answered:?}");
 }
 
+/// The others are refused by the limit that all of them have, and not for want of a scheduler that tells it.
+fn others_have_the_same_limit(takers: &[Running], answered: &[String]) {
+    const WHY: &str =
+        "an allocation of 60 MiB is refused: the limit of the program's processes has 100 MiB, ";
+    for (taker, _) in takers.iter().zip(answered).filter(|(_, answer)| *answer != "0") {
+        assert!(taker.log().contains(WHY), "{}", taker.log());
+    }
+}
+
 #[test]
 fn processes_of_a_seat_that_begin_at_once_have_one_limit() {
     let world = World::simulated(CARDS);
@@ -67,7 +76,9 @@ fn processes_of_a_seat_that_begin_at_once_have_one_limit() {
     let name = make(&world, &seat(0, 0, LIMITED));
     let takers: Vec<_> = (0..10).map(|n| taker(&world, &format!("taker{n}"), &places.socket(name))).collect();
     let_go(&world, &takers);
-    one_has_memory(&answers(&takers));
+    let answered = answers(&takers);
+    one_has_memory(&answered);
+    others_have_the_same_limit(&takers, &answered);
     end(&world, takers);
 }
 
@@ -80,7 +91,10 @@ fn processes_of_a_seat_wait_for_a_scheduler_that_does_not_answer() {
     let takers = ["first", "second"].map(|taken| taker(&world, taken, &places.socket(name)));
     scheduler.signal(libc::SIGSTOP);
     let_go(&world, &takers);
-    // Longer than a program waits that shares its limit with nobody.
+    wait_until("each has waited for a second", || {
+        takers.iter().all(|taker| taker.log().contains("does not answer; the program waits for it"))
+    });
+    // A program that shares its limit with nobody waits for four seconds more.
     std::thread::sleep(Duration::from_secs(7));
     let heard_nothing = have_said(&takers, 1);
     scheduler.signal(libc::SIGCONT);

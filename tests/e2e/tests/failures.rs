@@ -217,7 +217,7 @@ fn a_stopped_program_that_waits_is_passed_over_until_it_goes_on(memory: &str) {
     Scheduler::until(&world, "nothing was granted to it", is_passed_over(&waits));
     waits.signal(libc::SIGCONT);
     waits.finish().intact();
-    assert!(scheduler.log().contains("is stopped, and keeps"), "{}", scheduler.log());
+    scheduler.wait_for_log("is stopped, and keeps");
 }
 
 /// It cannot move its memory any more, and all of it is free in a moment.
@@ -230,7 +230,9 @@ fn the_end_of_a_process_is_waited_for(memory: &str) {
             program.out().ends_with(text)
         });
     };
-    let ends = Program::guest(&world, "ends_slowly", &[]).waits_for_go().start();
+    let end = world.dir().join("end");
+    let ends = Program::guest(&world, "ends_slowly", &[]).env("END", &end.to_string_lossy());
+    let ends = ends.waits_for_go().start();
     says(&ends, "has memory\n");
     let wake = world.dir().join("wake");
     let other =
@@ -238,7 +240,13 @@ fn the_end_of_a_process_is_waited_for(memory: &str) {
     says(&other, "has memory\n");
     std::fs::write(world.dir().join("go"), "").expect("a file");
     says(&ends, "ends\n");
+    let asked = || ends.log().matches("received Evict(").count();
+    let before = asked();
     std::fs::write(wake, "").expect("a file");
+    wait_until("it is asked for more room while it ends", || asked() > before || !other.lives());
+    // If it said that it has none to give, the other one would be refused by now.
+    std::thread::sleep(Duration::from_secs(1));
+    std::fs::write(end, "").expect("a file");
     other.finish().passed();
     ends.finish().passed();
 }

@@ -103,7 +103,10 @@ fn zeros_leave_though_the_host_is_full() {
     let epoch = Epoch { boot: 1, counter: 1 };
     let granted = SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![all] };
     client.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: 1 << 30 }), granted]);
-    wait_until("it has memory", || guest.out().contains("has memory") || !guest.lives());
+    wait_until("it has memory, which can be looked at", || {
+        let can_be_looked_at = guest.log().contains("the kernel that looks at memory is loaded");
+        guest.out().contains("has memory") && can_be_looked_at || !guest.lives()
+    });
     client.say(&[SchedulerMessage::Waiters { waiting: true }]);
     client.until(|m| matches!(m, ClientMessage::Idle { .. }).then_some(()));
     client.say(&[SchedulerMessage::Evict(all)]);

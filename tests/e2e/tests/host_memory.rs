@@ -73,7 +73,7 @@ fn memory_of_the_host_comes_from_the_scheduler() {
     wait_until("all of it is free again", || {
         Scheduler::status(&world).scheduler.host_memory.is_some_and(|host| host.used == 0)
     });
-    assert!(scheduler.log().contains("free again"));
+    scheduler.wait_for_log("free again");
 }
 
 #[test]

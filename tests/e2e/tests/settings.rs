@@ -66,8 +66,8 @@ fn settings_made_at_run_time_survive_a_restart() {
     let scheduler = Scheduler::start(&world, &["--tq", "7"]);
     let status = Scheduler::status(&world).scheduler;
     assert!(!status.scheduling && status.quantum_ms == 250, "{status:?}");
-    assert!(scheduler.log().contains("scheduling is off, as an administrator left it"));
-    assert!(scheduler.log().contains(", TQ 0.25 s, set at run time"), "{}", scheduler.log());
+    scheduler.wait_for_log("scheduling is off, as an administrator left it");
+    scheduler.wait_for_log(", TQ 0.25 s, set at run time");
     assert!(Scheduler::ctl(&world, &["reset"]).status.success());
     assert!(!state.exists(), "nothing is left of it");
     drop(scheduler);
@@ -148,6 +148,5 @@ fn more_memory_than_the_gpu_has_is_not_given_away() {
     let job = nvshare_harness::Program::workload(&world, "job", "--memory 128MiB --block 64MiB --steps 2");
     job.start().finish().intact();
     assert_eq!(Scheduler::status(&world).gpus[0].capacity, 1 << 30);
-    let log = scheduler.log();
-    assert!(log.contains("which has 1.00 GiB: more than that is not given away"), "{log}");
+    scheduler.wait_for_log("which has 1.00 GiB: more than that is not given away");
 }

@@ -46,8 +46,7 @@ fn processes_that_share_memory_are_a_gang() {
     let world = World::with_memory("swap", CARD);
     let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     Program::guest(&world, BY_HANDLES, &["answers"]).start().finish().passed();
-    let log = scheduler.log();
-    assert!(log.contains("share memory: they hold their GPUs together"), "{log}");
+    scheduler.wait_for_log("share memory: they hold their GPUs together");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A scheduler that a test plays: it has one client, and says what the test tells it.
 
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -23,6 +24,8 @@ pub struct PlayedScheduler {
     version: u16,
     /// The client's messages. A thread listens, so that a ping is answered at once, whatever the test is doing.
     heard: Receiver<Request>,
+    /// Messages that came before one for which [`Self::look_for`] looked.
+    left: VecDeque<ClientMessage>,
     /// Memory of the host for a client that asks, in one frame.
     segments: Vec<(HostSegment, OwnedFd)>,
     /// It hands memory of the host out, and may have none left.
@@ -111,7 +114,8 @@ impl PlayedScheduler {
         let (told, heard) = mpsc::channel();
         let answers = Arc::clone(&stream);
         std::thread::spawn(move || listen(version, read, &answers, &told));
-        let mut played = Self { stream, version, heard, segments: Vec::new(), offers: false };
+        let mut played =
+            Self { stream, version, heard, left: VecDeque::new(), segments: Vec::new(), offers: false };
         let Request::Register(register) = played.hear() else { panic!("the client does not register") };
         played.say(&[SchedulerMessage::Registered { client: 1, hold: InitialState::Parked }]);
         (played, register.usage)
@@ -174,20 +178,41 @@ impl PlayedScheduler {
     pub fn until_or_gone<T>(&mut self, mut which: impl FnMut(&ClientMessage) -> Option<T>) -> Option<T> {
         let begin = Instant::now();
         loop {
-            // A client that says other things for ever has no more time than one that says nothing.
-            let request = match self.heard.recv_timeout(patience().saturating_sub(begin.elapsed())) {
-                Ok(request) => request,
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => panic!("the client does not say it"),
+            let message = match self.left.pop_front() {
+                // A client that says other things for ever has no more time than one that says nothing.
+                None => match self.heard.recv_timeout(patience().saturating_sub(begin.elapsed())) {
+                    Ok(request) => self.take(request),
+                    Err(RecvTimeoutError::Disconnected) => return None,
+                    Err(RecvTimeoutError::Timeout) => panic!("the client does not say it"),
+                },
+                left => left,
             };
-            let Request::Client(message) = request else { continue };
-            if let ClientMessage::HostWanted { .. } = message {
-                self.answer_for_host_memory();
-            }
-            if let Some(found) = which(&message) {
+            if let Some(found) = message.as_ref().and_then(&mut which) {
                 return Some(found);
             }
         }
+    }
+
+    /// Whether the client has said a message by now. If so, this passes over all messages until then; if not, over none.
+    pub fn look_for(&mut self, which: impl Fn(&ClientMessage) -> bool) -> bool {
+        while let Ok(request) = self.heard.try_recv() {
+            let message = self.take(request);
+            self.left.extend(message);
+        }
+        let place = self.left.iter().position(which);
+        if let Some(place) = place {
+            self.left.drain(..=place);
+        }
+        place.is_some()
+    }
+
+    /// A client that asks for memory of the host has its answer at once.
+    fn take(&mut self, request: Request) -> Option<ClientMessage> {
+        let Request::Client(message) = request else { return None };
+        if let ClientMessage::HostWanted { .. } = message {
+            self.answer_for_host_memory();
+        }
+        Some(message)
     }
 
     fn answer_for_host_memory(&mut self) {

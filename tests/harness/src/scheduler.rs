@@ -97,6 +97,14 @@ impl Scheduler {
         std::fs::read_to_string(&self.log).expect("a log")
     }
 
+    /// Waits until the log contains a text. A thread of its own writes the log, so an answer of the scheduler may come before the line.
+    ///
+    /// # Panics
+    /// When the log does not come to contain it.
+    pub fn wait_for_log(&self, text: &str) {
+        wait_until(&format!("the scheduler's log says {text:?}"), || self.log().contains(text));
+    }
+
     /// The scheduler's process.
     #[must_use]
     pub fn pid(&self) -> u32 {
