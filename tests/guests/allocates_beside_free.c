@@ -18,7 +18,7 @@ int main(void) {
     CHECK(FN(cuStreamCreate)(&full, 1));
     CHECK(launch(0, 0, 1, full));
     CHECK(FN(cuCtxSynchronize)());
-    CHECK(launch(0, 0, 400000, full));
+    CHECK(launch(0, 0, 1000000, full));
     CHECK(FN(cuCtxSetCurrent)(context));
     CHECK(FN(cuStreamBeginCapture_v2)(capturing, 2));
     CHECK(FN(cuMemFree_v2)(memory));

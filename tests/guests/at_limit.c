@@ -1,5 +1,6 @@
 /* All memory that is allowed is freed while kernels use it and a capture is open, or in the order of a stream, and allocated again at once. */
 #include "guest.h"
+#include "waits.h"
 #define ALL (512 * MIB)
 int main(void) {
     start();
@@ -35,10 +36,12 @@ int main(void) {
     }
     // The work before the free is not over: an allocation waits for it if it fits then.
     uint64_t a = alloc(ALL), refused;
+    let_wait(1, stream);
     CHECK(launch(a, ALL / 4, 400000, stream));
     CHECK(FN(cuMemFreeAsync)(a, stream));
     EXPECT(FN(cuMemAlloc_v2)(&refused, ALL + 4 * MIB) == 2);
     EXPECT(FN(cuStreamQuery)(stream) == 600);
+    ready = 1;
     CHECK(FN(cuMemFree_v2)(alloc(ALL)));
     // So does small memory that was freed.
     uint64_t small[500];

@@ -27,7 +27,7 @@ int main(void) {
     fclose(fopen(held, "w"));
     CHECK(pthread_create(&thread, NULL, begin, NULL));
     while (access(waits, F_OK)) usleep(1000);
-    CHECK(launch(memory, BYTES / 4, 400000, ending));
+    CHECK(launch(memory, BYTES / 4, 1000000, ending));
     CHECK(FN(cuMemcpyDtoDAsync_v2)(result, memory + BYTES - 4, 4ul, ending));
     CHECK(FN(cuStreamDestroy_v2)(ending));
     CHECK(unlink(held));

@@ -16,7 +16,7 @@ int main(void) {
     CHECK(FN(cuMemsetD32_v2)(kept, 0, KEPT / 4));
     CHECK(FN(cuCtxSynchronize)());
     while (access(getenv("WAKE"), F_OK)) usleep(1000);
-    CHECK(launch(freed, FREED / 4, 400000, stream));
+    CHECK(launch(freed, FREED / 4, 1000000, stream));
     CHECK(FN(cuStreamBeginCapture_v2)(capturing, 2));
     CHECK(FN(cuMemFree_v2)(freed));
     CHECK(FN(cuStreamEndCapture)(capturing, &graph));

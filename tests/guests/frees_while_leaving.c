@@ -1,28 +1,33 @@
 /* Memory is freed in the order of a stream while it is being copied out, which is held up; and its context ends. */
 #include <dirent.h>
 #include "guest.h"
+#include "asleep.h"
 #define BYTES (600 * MIB)
 static const char *held;
 
-/* Whether the process has a thread of this name. */
-static int has_thread(const char *name) {
-    char path[300], found[32];
-    int any = 0;
+/* The thread of this name; 0: there is none. */
+static pid_t find_thread(const char *name) {
+    pid_t found = 0;
     DIR *tasks = opendir("/proc/self/task");
     for (struct dirent *task; (task = readdir(tasks));) {
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
-        FILE *file = fopen(path, "r");
-        if (!file) continue;
-        if (fgets(found, sizeof found, file) && !strncmp(found, name, strlen(name))) any = 1;
-        fclose(file);
+        pid_t thread = atoi(task->d_name);
+        if (thread && !strncmp(said_of(thread, "comm"), name, strlen(name))) found = thread;
     }
     closedir(tasks);
-    return any;
+    return found;
+}
+/* Returns when the thread of this name has waited for another thread in five looks, one after the other: its pauses are another call.
+   Where the kernel does not say which call it is in, this returns after a second. */
+static void until_it_waits(const char *name) {
+    pid_t thread;
+    while (!(thread = find_thread(name))) usleep(1000);
+    for (int i = 0, looks = 0; i < 100 && looks < 5; i++, usleep(10000))
+        looks = atoi(said_of(thread, "syscall")) == SYS_futex ? looks + 1 : 0;
 }
 
 /* The copy goes on while the context ends. */
 static void *lets_go(void *argument) {
-    usleep(200000);
+    sleep(1);
     CHECK(unlink(held));
     return argument;
 }
@@ -47,8 +52,7 @@ int main(void) {
     /* The library asks about work in another context by a thread of its own, which frees the memory. */
     CHECK(FN(cuCtxSetCurrent)(context));
     uint64_t kept = alloc(4 * MIB);
-    while (!has_thread("nvshare-free")) usleep(1000);
-    usleep(50000);
+    until_it_waits("nvshare-free");
     CHECK(pthread_create(&thread, NULL, lets_go, NULL));
     CHECK(FN(cuCtxDestroy_v2)(other));
     CHECK(pthread_join(thread, NULL));

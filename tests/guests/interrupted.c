@@ -1,9 +1,11 @@
 /* A signal comes while a thread sleeps at the gate: `interrupted jumps|stays`. Its handler jumps out of the call, which the thread then makes
    once more. Or it lasts while the file GO is there, and the thread sleeps on. */
 #include "guest.h"
+#include "asleep.h"
 static uint64_t memory_;
 static const char *go_;
 static sigjmp_buf out_;
+static volatile pid_t worker_;
 static void jump(int number) { (void)number; siglongjmp(out_, 1); }
 static void stay(int number) {
     (void)number;
@@ -15,6 +17,7 @@ static void call(void) {
     CHECK(FN(cuCtxSynchronize)());
 }
 static void *work(void *none) {
+    worker_ = this_thread();
     CHECK(FN(cuCtxSetCurrent)(context));
     if (sigsetjmp(out_, 1) == 0) {
         call();
@@ -41,8 +44,8 @@ int main(int count, char **arguments) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, work, NULL));
     while (access(go_, F_OK) != 0) usleep(1000);
-    /* The thread has asked for the lock. It sleeps by now, and holds nothing. */
-    usleep(200000);
+    /* The thread has asked for the lock. When it sleeps, it holds nothing. */
+    until_asleep(&worker_);
     CHECK(pthread_kill(thread, SIGUSR1));
     CHECK(pthread_join(thread, NULL));
     return 0;

@@ -1,6 +1,7 @@
 /* Memory that the driver keeps is counted: of a pool whose allocations are freed, and of graphs. It gives way to new
    allocations. */
 #include "guest.h"
+#include "waits.h"
 
 static void *graph_that_allocates(void *stream, size_t bytes, uint32_t micros) {
     uint64_t base;
@@ -97,10 +98,12 @@ int main(int argc, char **argv) {
     /* Memory of cuMemAlloc can be freed in order as well. */
     CHECK(FN(cuDeviceGraphMemTrim)(0));
     b = alloc(4 * MIB);
+    let_wait(1, stream);
     CHECK(launch(b, 64, 300000, stream));
     CHECK(FN(cuMemFreeAsync)(b, stream));
     EXPECT(FN(cuMemFreeAsync)(b, stream) != 0);
     EXPECT(free_bytes() == 96 * MIB);
+    ready = 1;
     CHECK(FN(cuStreamSynchronize)(stream));
     /* The memory ends soon after, at a moment at which the device has nothing to do. */
     for (int i = 0; i < 60000 && free_bytes() != 100 * MIB; i++) usleep(1000);

@@ -260,7 +260,7 @@ static void contexts(void) {
 /* The context in which memory moves ends between two calls of its restore: while it is made accessible, which the driver holds
    up for as long as a file is there. */
 static void *goes_on_soon(void *held) {
-    usleep(300000);
+    sleep(1);
     CHECK(unlink(held));
     return NULL;
 }

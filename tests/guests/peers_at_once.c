@@ -1,8 +1,9 @@
 /* Two threads enable the same peer access. The second one is told that it is there, and launches a kernel that needs it. The calls of the
-   first one that set the access are held up until then. */
+   first one that set the access are held up for two seconds; shorter, if the kernel has run by then. */
 #include "guest.h"
 static void *other;
 static uint64_t there;
+static volatile int has_run;
 static void *enable(void *unused) {
     CHECK(FN(cuCtxSetCurrent)(context));
     CHECK(FN(cuCtxEnablePeerAccess)(other, 0));
@@ -13,6 +14,7 @@ static void *enable_again(void *unused) {
     EXPECT(FN(cuCtxEnablePeerAccess)(other, 0) == 704);
     CHECK(launch(there, 9 * MIB, 10, NULL));
     CHECK(FN(cuCtxSynchronize)());
+    has_run = 1;
     return unused;
 }
 int main(void) {
@@ -32,7 +34,7 @@ int main(void) {
     CHECK(pthread_create(&first, NULL, enable, NULL));
     while (access(waits, F_OK) != 0) usleep(1000);
     CHECK(pthread_create(&second, NULL, enable_again, NULL));
-    usleep(300000);
+    for (int i = 0; i < 2000 && !has_run; i++) usleep(1000);
     CHECK(unlink(held));
     CHECK(pthread_join(first, NULL));
     CHECK(pthread_join(second, NULL));

@@ -20,7 +20,7 @@ int main(void) {
     /* Data that the host can see is there when the copy returns. */
     uint64_t seen;
     CHECK(FN(cuMemAllocManaged)(&seen, MIB, 1));
-    CHECK(launch(memory, MIB, 50000, NULL));
+    CHECK(launch(memory, MIB, 1000000, NULL));
     CHECK(FN(cuMemcpyDtoD_v2)(seen, memory, 64));
     CHECK(FN(cuStreamQuery)(NULL));
     return 0;

@@ -4,6 +4,7 @@
 #include "waits.h"
 enum { COUNT = 8 };
 static const size_t EACH = 64 * MIB;
+static volatile int goes_on_;
 static void tell(const char *what) { printf("%s\n", what); fflush(stdout); }
 static void keep_busy_until(const char *variable) {
     const char *path = getenv(variable);
@@ -19,9 +20,10 @@ static void *lets_go(void *unused) {
     char waits[4096];
     snprintf(waits, sizeof waits, "%s.waits", held_file());
     while (access(waits, F_OK) != 0) usleep(1000);
-    for (int i = 0; i < 100 && !begun; i++) usleep(10000);
+    for (int i = 0; i < 150 && !begun; i++) usleep(10000);
     usleep(100000);
     unlink(held_file());
+    goes_on_ = 1;
     return NULL;
 }
 int main(void) {
@@ -43,6 +45,7 @@ int main(void) {
     snprintf(waits, sizeof waits, "%s.waits", held_file());
     while (access(waits, F_OK) != 0) usleep(1000);
     let_wait(1, stream);
+    while (!goes_on_) usleep(1000);
     usleep(600000);
     CHECK(FN(cuStreamCreate)(&made, 1));
     ready = 1;
