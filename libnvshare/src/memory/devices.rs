@@ -358,6 +358,18 @@ impl Device {
         self.update(|account| account.release(bytes, charged, kind));
     }
 
+    /// Sets the driver's reserve as it was measured after the account had `known`. False: that has changed since then. Bytes that an
+    /// allocation has taken from it would count twice, and bytes that were freed not at all.
+    pub(crate) fn set_reserve_unless_changed(&self, known: DriverReserve, reserve: DriverReserve) -> bool {
+        self.update(|account| {
+            let is_same = account.reserve() == known;
+            if is_same {
+                account.set_reserve(reserve);
+            }
+            is_same
+        })
+    }
+
     /// Sets the driver's reserve on the card.
     pub(crate) fn set_reserve(&self, reserve: DriverReserve) {
         self.update(|account| account.set_reserve(reserve));

@@ -77,8 +77,11 @@ pub(crate) fn kept_for(device: &Device, kind: Kind, pool: Option<CUmemoryPool>) 
         return 0;
     }
     let _relaxed = Relaxed::begin();
-    let pool = pool.map_or_else(|| driver::default_pool(device.ordinal), Ok);
-    pool.and_then(driver::pool_unused).unwrap_or(0)
+    let unused = match pool {
+        None => driver::default_pool(device.ordinal).and_then(driver::pool_unused),
+        Some(pool) => pools::while_it_lives(pool, driver::pool_unused),
+    };
+    unused.unwrap_or(0)
 }
 
 /// Whether there can be a reserve.
@@ -93,6 +96,21 @@ pub(crate) fn refresh(device: &Device) {
         return;
     }
     let _relaxed = Relaxed::begin();
+    let known = device.account().reserve();
+    // The second one counts, whatever changes: a program that never rests is measured all the same.
+    if !device.set_reserve_unless_changed(known, measure(device)) {
+        device.set_reserve(measure(device));
+    }
+    if is_over_limit_by_graphs(device) {
+        OVER.store(true, Ordering::Relaxed);
+    }
+    if device.lacking() > 0 || device.unused() > 0 || device.is_usage_stale() {
+        bell::ring();
+    }
+}
+
+/// Asks the driver for its reserve on a device.
+fn measure(device: &Device) -> DriverReserve {
     let mut kept = DriverReserve::default();
     if POOLS.load(Ordering::Relaxed) {
         pools::each(device.ordinal, |pool, kind| {
@@ -104,13 +122,7 @@ pub(crate) fn refresh(device: &Device) {
     if GRAPHS.load(Ordering::Relaxed) {
         kept.graphs = driver::graph_memory(device.ordinal).unwrap_or(0);
     }
-    device.set_reserve(kept);
-    if is_over_limit_by_graphs(device) {
-        OVER.store(true, Ordering::Relaxed);
-    }
-    if device.lacking() > 0 || device.unused() > 0 || device.is_usage_stale() {
-        bell::ring();
-    }
+    kept
 }
 
 /// Makes the driver release the part of its reserve on a device that is not in use. Returns whether the account has less
@@ -119,10 +131,11 @@ pub(crate) fn release_unused(device: &Device) -> bool {
     if !in_use() {
         return false;
     }
-    let kept = || device.account().reserve().sum();
-    let before = kept();
+    // Other threads free to pools meanwhile, which changes the reserve, and not the sum.
+    let allocated = || device.account().allocated();
+    let before = allocated();
     refresh(device);
-    if kept() < before {
+    if allocated() < before {
         return true;
     }
     let _relaxed = Relaxed::begin();
@@ -135,7 +148,7 @@ pub(crate) fn release_unused(device: &Device) -> bool {
         let _ = driver::trim_graph_memory(device.ordinal);
     }
     refresh(device);
-    kept() < before
+    allocated() < before
 }
 
 fn is_over_limit_by_graphs(device: &Device) -> bool {
@@ -153,7 +166,11 @@ pub(crate) fn is_over_by_graphs() -> bool {
             release_unused(device);
         });
     }
+    // Another thread may find so in this moment.
+    OVER.store(false, Ordering::Relaxed);
     let over = over();
-    OVER.store(over, Ordering::Relaxed);
+    if over {
+        OVER.store(true, Ordering::Relaxed);
+    }
     over
 }

@@ -185,6 +185,18 @@ pub(crate) fn each(device: CUdevice, mut call: impl FnMut(CUmemoryPool, Kind)) {
     }
 }
 
+/// Calls the driver with a pool. The end of the pool waits for this call.
+///
+/// # Errors
+/// Those of the call, or that the pool is not the program's.
+pub(crate) fn while_it_lives<T>(
+    pool: CUmemoryPool,
+    call: impl FnOnce(CUmemoryPool) -> Result<T, CUresult>,
+) -> Result<T, CUresult> {
+    let pools = lock(&POOLS);
+    if pools.contains_key(&(pool.0 as usize)) { call(pool) } else { Err(CUresult::INVALID_VALUE) }
+}
+
 /// The device whose default pool this pool stands for. `None`: it stands for none.
 pub(crate) fn stands_for(pool: CUmemoryPool) -> Option<CUdevice> {
     let handle = pool.0 as usize;
