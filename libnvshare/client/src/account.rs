@@ -326,7 +326,7 @@ impl<T: TenantQuota> Account<T> {
     pub fn charge_whole(&mut self, bytes: u64) -> Result<u64, u64> {
         let fits = self.most_on_card().saturating_sub(self.charged);
         let wanted = if self.unmetered { bytes } else { bytes.min(fits) };
-        if self.lacks(wanted) > 0 { Err(wanted) } else { Ok(self.charge(wanted)) }
+        if wanted > 0 && self.lacks(wanted) > 0 { Err(wanted) } else { Ok(self.charge(wanted)) }
     }
 
     /// Charged bytes did not come to the card: their room is unused again.

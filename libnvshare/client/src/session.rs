@@ -143,8 +143,8 @@ pub fn is_worth_offering<T: TenantQuota>(account: &Account<T>) -> bool {
 #[derive(Debug)]
 pub struct Session {
     machine: Machine,
-    /// Bytes that the scheduler was told to be lacking, by device.
-    told: Vec<(GpuUuid, u64)>,
+    /// The room of each device that the scheduler was told to be lacking.
+    told: Vec<Told>,
     /// The scheduler was told that memory cannot be shared.
     told_of_sharing: bool,
     sharing: Sharing,
@@ -163,7 +163,7 @@ impl Session {
         let gate = self.machine.gate();
         let tell = |gpu| host.update(gpu, Account::usage_to_register);
         let usage: Vec<Usage> = host.used().into_iter().filter_map(tell).collect();
-        self.told = usage.iter().map(|usage| (usage.gpu, 0)).collect();
+        self.told = usage.iter().map(|usage| Told { gpu: usage.gpu, lacking: 0, asked: 0 }).collect();
         self.told_of_sharing = false;
         self.sharing.forget_told();
         self.feed(host, Input::Registering, now);
@@ -280,7 +280,7 @@ impl Session {
                 }
                 // The scheduler forgets needs with the lock: an allocation that still waits for room asks again.
                 if matches!(message, ClientMessage::LockReleased { .. }) {
-                    self.told.iter_mut().for_each(|(_, lacking)| *lacking = 0);
+                    self.told.iter_mut().for_each(|told| (told.lacking, told.asked) = (0, 0));
                 }
                 if matches!(message, ClientMessage::LockReleased { .. } | ClientMessage::Running { .. }) {
                     tell_phases(host, None);
@@ -305,18 +305,17 @@ impl Session {
                     account.lacking()
                 }) {
                     // Room of zero bytes: there is no more, and room that is still lacking is no news.
-                    self.now_told(gpu, if bytes == 0 { lacking } else { 0 });
+                    self.answered(gpu, if bytes == 0 { lacking } else { 0 });
                 }
             }
             Action::Refuse(gpu) => {
-                let asked =
-                    self.told.iter().find(|(told, _)| *told == gpu).map_or(0, |(_, lacking)| *lacking);
+                let asked = self.asked(gpu);
                 if let Some(lacking) = host.update(gpu, |account| {
                     account.refuse(asked);
                     account.lacking()
                 }) {
                     // The scheduler knows of the room that is still lacking.
-                    self.now_told(gpu, lacking);
+                    self.answered(gpu, lacking);
                 }
             }
             Action::TryLost(gpu) => {
@@ -408,12 +407,14 @@ impl Session {
             let Some(account) = host.account(gpu) else { continue };
             let lacking = account.lacking();
             // The first usage also says that the device is in use from now on.
-            let is_news = self.now_told(gpu, lacking);
+            // Room that a restore lacks is reported by the restore. The end of a need can be told after it.
+            let is_late = lacking == 0 && self.machine.is_restoring();
+            let is_known = self.told.iter().any(|told| told.gpu == gpu);
+            let is_news = !(is_late && is_known) && self.now_told(gpu, lacking);
             if is_news || account.is_usage_stale() {
                 tell_usage(host, gpu);
-                // A process that needs no room any more says so as well, or others would leave for nobody. Room that
-                // a restore lacks is reported by the restore.
-                if lacking > 0 || is_news && !self.machine.is_restoring() {
+                // A process that needs no room any more says so as well, or others would leave for nobody.
+                if lacking > 0 || is_news && !is_late {
                     let bytes = account.to_ask_for(lacking);
                     host.say(ClientMessage::NeedRoom(Amount { gpu, bytes }));
                 }
@@ -421,16 +422,41 @@ impl Session {
         }
     }
 
-    /// The scheduler knows that this much is lacking on a device. Returns whether this is news.
+    /// The scheduler is told that this much is lacking on a device. Returns whether this is news.
     fn now_told(&mut self, gpu: GpuUuid, lacking: u64) -> bool {
-        match self.told.iter_mut().find(|(told, _)| *told == gpu) {
-            Some((_, told)) => std::mem::replace(told, lacking) != lacking,
+        match self.told.iter_mut().find(|told| told.gpu == gpu) {
+            Some(told) => {
+                told.asked = told.asked.max(lacking);
+                std::mem::replace(&mut told.lacking, lacking) != lacking
+            }
             None => {
-                self.told.push((gpu, lacking));
+                self.told.push(Told { gpu, lacking, asked: lacking });
                 true
             }
         }
     }
+
+    /// The scheduler has answered the needs on a device, and knows that this much is lacking there.
+    fn answered(&mut self, gpu: GpuUuid, lacking: u64) {
+        self.now_told(gpu, lacking);
+        self.told.iter_mut().filter(|told| told.gpu == gpu).for_each(|told| told.asked = 0);
+    }
+
+    /// Returns the most that the scheduler was told to be lacking on a device since its last answer. A refusal may be of that, though less
+    /// is lacking by now.
+    fn asked(&self, gpu: GpuUuid) -> u64 {
+        self.told.iter().find(|told| told.gpu == gpu).map_or(0, |told| told.asked)
+    }
+}
+
+/// The room of a device that the scheduler was told to be lacking, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    gpu: GpuUuid,
+    /// When it was told last.
+    lacking: u64,
+    /// The most since its last answer.
+    asked: u64,
 }
 
 fn close<H: Host>(host: &mut H) {

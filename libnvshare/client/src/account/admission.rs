@@ -76,7 +76,8 @@ impl<T: TenantQuota> Account<T> {
         }
         let fits = self.most_on_card().saturating_sub(self.charged);
         let wanted = if self.may_spill(kind) { more.min(fits) } else { more };
-        if self.lacks(wanted) > 0 {
+        // An allocation that takes no room need not wait for any, though the process may lack room for what it has.
+        if wanted > 0 && self.lacks(wanted) > 0 {
             return Ok(Admission::NeedsRoom(wanted));
         }
         self.charge_tenant(more)?;

@@ -32,10 +32,11 @@ impl<T: TenantQuota> Account<T> {
         self.usage()
     }
 
-    /// Whether the last reported usage is too old.
+    /// Whether the last reported usage is too old. A process that did not fit the card and does now may wait for nothing else.
     #[must_use]
     pub fn is_usage_stale(&self) -> bool {
-        !self.unmetered && (self.allocated + self.lost).abs_diff(self.reported.0) > REPORT_STEP
+        let (now, reported, most) = (self.allocated + self.lost, self.reported.0, self.most_on_card());
+        !self.unmetered && (now.abs_diff(reported) > REPORT_STEP || reported > most && now <= most)
     }
 
     /// Room that evictions have made since the last call: the caller tells the scheduler of it.

@@ -57,15 +57,23 @@ impl<T: TenantQuota> Account<T> {
         let waits = self.lacks(bytes) > 0 && self.can_wait(wait);
         if waits {
             self.awaited = self.awaited.max(bytes);
-            self.refused = 0;
+            // The refusal was of an earlier need.
+            if self.is_refused(bytes) {
+                self.refused = 0;
+            }
         }
         waits
     }
 
-    /// Whether an allocation has to go on waiting for room for `bytes`. The program may have freed as much itself meanwhile.
+    /// Whether an allocation has to go on waiting for room for `bytes`. The program may have freed as much itself meanwhile. Where less is
+    /// awaited, its own need has ended, and it has to say it anew.
     #[must_use]
     pub fn goes_on_waiting(&self, bytes: u64, wait: Wait) -> bool {
-        self.awaited > 0 && self.can_wait(wait) && self.lacks(bytes) > 0 && !self.is_refused(bytes)
+        bytes > 0
+            && self.awaited >= bytes
+            && self.can_wait(wait)
+            && self.lacks(bytes) > 0
+            && !self.is_refused(bytes)
     }
 
     fn can_wait(&self, wait: Wait) -> bool {

@@ -248,8 +248,9 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         }
         Operation::BeginWaiting { bytes, parked } => {
             let wait = if parked { Wait::AlsoWhileParked } else { Wait::WhileHolding };
-            let lacks = (i128::from(bytes) - model.room(account)).max(0) as u64;
-            let waits = model.is_metered && lacks > 0 && (parked || account.is_holding());
+            let waits = model.is_metered
+                && i128::from(bytes) > model.room(account)
+                && (parked || account.is_holding());
             assert_eq!(account.begin_waiting(bytes, wait), waits);
             assert!(!account.is_refused(bytes) || !waits, "it was not asked for yet");
             assert_eq!(account.goes_on_waiting(bytes, wait), waits);
@@ -317,6 +318,12 @@ fn allocate(account: &mut Account<Shared>, model: &mut Model, bytes: u64, kind: 
         Ok(Admission::NeedsRoom(wanted)) => {
             assert!(i128::from(wanted) > model.room(&before) && model.is_metered);
             model.assert_unchanged(&before, account);
+            let mut waits = before;
+            let wait = Wait::AlsoWhileParked;
+            assert!(
+                waits.begin_waiting(wanted, wait) && waits.goes_on_waiting(wanted, wait),
+                "it tries again for ever"
+            );
         }
         Ok(Admission::Again) => {
             assert!(before.is_holding() && !open && !kind.needs_room());
@@ -373,6 +380,41 @@ fn what_another_pool_keeps_serves_no_allocation() {
     assert_eq!(ask(account, 50, 20), Ok(Admission::NeedsRoom(30)));
     assert_eq!(ask(account, 50, 0), Ok(Admission::NeedsRoom(50)));
     assert!(matches!(ask(account, 80, 0), Err(Refusal::Own { used: 50, .. })));
+}
+
+/// It would try again and again, as nothing that it waits for can come.
+#[test]
+fn an_allocation_that_takes_no_room_waits_for_none() {
+    let mut account: Account<Shared> = Account::new(terms(false, false));
+    account.set_capacity(TOTAL);
+    account.give(50);
+    account.admit(50, Kind::PlainPool, 0, Caller::InsideGate).unwrap();
+    account.keep(50, 50, Kind::PlainPool);
+    // The driver has rounded it up.
+    account.set_reserve(DriverReserve { plain_pools: 60, ..DriverReserve::default() });
+    assert_eq!(account.lacking(), 10);
+    let admitted = account.admit(8, Kind::PlainPool, u64::MAX, Caller::InsideGate);
+    assert_eq!(admitted, Ok(Admission::Charged(8)));
+    let mut spills: Account<Shared> = Account::new(terms(false, true));
+    spills.set_capacity(10);
+    spills.set_reserve(DriverReserve { managed_pools: 10, ..DriverReserve::default() });
+    assert_eq!(spills.charge_whole(20), Ok(0), "the card is full of its own memory");
+}
+
+#[test]
+fn a_process_that_fits_the_card_again_says_so_at_once() {
+    let mut account: Account<Shared> = Account::new(terms(false, false));
+    account.set_capacity(TOTAL);
+    account.admit(100, Kind::Mapped, 0, Caller::OutsideGate).unwrap();
+    account.usage();
+    account.set_capacity(90);
+    assert!(!account.is_usage_stale());
+    account.release(5, 0, Kind::Mapped);
+    assert!(!account.is_usage_stale());
+    account.release(5, 0, Kind::Mapped);
+    assert!(account.is_usage_stale());
+    account.usage();
+    assert!(!account.is_usage_stale());
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Allocations that wait for room, and what the session says of them.
 
 use nvshare_client::account::{Account, DeviceFacts, Refusal, Wait};
-use nvshare_client::{Admission, Caller, Kind, Session};
-use nvshare_proto::{Amount, ClientMessage, InitialState, SchedulerMessage};
+use nvshare_client::{Admission, Caller, Done, Kind, Session};
+use nvshare_proto::{Amount, ClientMessage, Epoch, InitialState, SchedulerMessage};
 
 use crate::library::Library;
 use crate::world::{CAPACITY, MS, gpu};
@@ -160,4 +160,60 @@ fn no_room_is_needed_for_an_allocation_that_does_not_wait() {
     assert!(!begin_waiting(&mut library, 140, Wait::WhileHolding));
     session.look(&mut library, MS(5));
     assert_eq!(needs(&library), []);
+}
+
+/// A drain, or an answer, has ended all needs, and a smaller one was said first.
+#[test]
+fn an_allocation_behind_a_smaller_need_says_its_own() {
+    let (mut library, _) = waits_for_the_rest();
+    library.devices[0].update(Account::let_go);
+    assert!(begin_waiting(&mut library, 40, Wait::AlsoWhileParked));
+    assert!(goes_on_waiting(&library, 40) && !goes_on_waiting(&library, 140));
+    assert!(!is_refused(&library, 140));
+}
+
+/// The answer and the smaller need have crossed.
+#[test]
+fn a_refusal_is_of_the_largest_need_since_the_last_answer() {
+    let (mut library, mut session) = waits_for_the_rest();
+    library.devices[0].update(Account::end_waiting);
+    assert!(begin_waiting(&mut library, 100, Wait::AlsoWhileParked));
+    library.said.clear();
+    session.look(&mut library, MS(4));
+    assert_eq!(needs(&library), [100]);
+    session.hear(&mut library, SchedulerMessage::NoRoom { gpu: gpu(0) }, MS(5));
+    assert!(!is_refused(&library, 100), "it was for 140");
+    library.devices[0].update(Account::end_waiting);
+    assert!(begin_waiting(&mut library, 100, Wait::AlsoWhileParked));
+    session.look(&mut library, MS(6));
+    session.hear(&mut library, SchedulerMessage::NoRoom { gpu: gpu(0) }, MS(7));
+    assert!(is_refused(&library, 100));
+}
+
+/// A restore asks for its own room, so the scheduler may hear of it only when the restore is over.
+#[test]
+fn the_end_of_a_need_in_a_restore_is_told_after_it() {
+    let (mut library, mut session) = waits_for_the_rest();
+    let epoch = Epoch { boot: 1, counter: 1 };
+    library.is_asleep = true;
+    let mapped = 10 * MIB;
+    let admitted =
+        library.devices[0].update(|account| account.admit(mapped, Kind::Mapped, 0, Caller::OutsideGate));
+    assert_eq!(admitted, Ok(Admission::Charged(0)));
+    session.look(&mut library, MS(4));
+    session.hear(&mut library, SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![] }, MS(5));
+    session.look(&mut library, MS(5));
+    library.devices[0].update(Account::end_waiting);
+    library.said.clear();
+    session.look(&mut library, MS(6));
+    assert_eq!(needs(&library), []);
+    library.devices[0].update(|account| {
+        assert!(account.charge_all(mapped));
+        account.map(mapped);
+    });
+    session.done(&mut library, Done::Restored { lacking: vec![] }, MS(7));
+    session.look(&mut library, MS(7));
+    let said = |what: &ClientMessage| library.said.iter().position(|said| said == what);
+    let runs = said(&ClientMessage::Running { epoch });
+    assert!(runs.is_some() && runs < said(&ClientMessage::NeedRoom(room(0))), "{:?}", library.said);
 }
