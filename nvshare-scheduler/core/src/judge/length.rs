@@ -116,7 +116,7 @@ impl State {
 
     /// Returns the first waiter, besides a unit, that is not interactive.
     fn first_in_turn(&self, gpu: &Gpu, unit: &Unit) -> Option<Unit> {
-        let others = gpu.waiting().map(|place| place.client).filter(|id| !unit.contains(id));
+        let others = gpu.active_waiters().map(|place| place.client).filter(|id| !unit.contains(id));
         others.map(|id| self.unit(id)).find(|unit| !is_interactive(self, unit))
     }
 

@@ -92,7 +92,8 @@ impl State {
 
     /// Returns when a client needs its memory on a GPU again, as far as that is known.
     fn next_turn(&self, gpu: &Gpu, client: &Client) -> NextTurn {
-        if client.waits() {
+        // One for which no room can be made has no turn.
+        if client.waits() && !client.must_wait {
             let Place { time, since, .. } = self.place_on(gpu, client);
             return NextTurn::InOrder { time, since };
         }
@@ -104,9 +105,8 @@ impl State {
 
 /// Returns the bytes of room that a client gets beyond what it asks for: none while others wait.
 pub(crate) fn spare(gpu: &Gpu, free: u64, id: ClientId) -> u64 {
-    let own = gpu.ledger.entry(id).map(|entry| entry.standing);
-    let own = usize::from(matches!(own, Some(Standing::Waits | Standing::Next)));
-    let has_others = gpu.ledger.count_waiting() + gpu.ledger.next().len() > own;
+    let mut waiting = gpu.active_waiters().chain(gpu.ledger.next().iter().copied());
+    let has_others = waiting.any(|place| place.client != id);
     if has_others { 0 } else { SPARE_ROOM.min(free / 4) }
 }
 

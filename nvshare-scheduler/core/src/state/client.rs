@@ -430,11 +430,11 @@ impl Client {
         self.is_unresponsive = false;
     }
 
-    /// Does what a change of phase brings with it. A client that is no longer next gives up its early room. A
+    /// Does what a change of phase brings with it. A client that is parked again gives up its early room. A
     /// sleep begins or ends: `slept` says whether the client was asleep before. A grant records the bytes to
     /// restore.
     pub(in crate::state) fn follow_phase(&mut self, before: Phase, slept: bool, now: Time) {
-        if before.is_next() && self.phase == Phase::Parked {
+        if before != Phase::Parked && self.phase == Phase::Parked {
             self.accounts.values_mut().for_each(|account| account.early = None);
         }
         match (slept, self.is_asleep()) {

@@ -205,6 +205,12 @@ impl Gpu {
         self.ledger.waiting(self.shares.clock())
     }
 
+    /// Returns the clients that wait and may get a turn, in the order of turns: not those for which no room can be made.
+    pub(crate) fn active_waiters(&self) -> impl Iterator<Item = Place> + '_ {
+        let is_active = |place: &Place| self.ledger.entry(place.client).is_some_and(|e| e.activity.active);
+        self.waiting().filter(is_active)
+    }
+
     /// Whether a client may go ahead of others here: its work is short, or its turn was interrupted.
     pub(crate) fn goes_ahead(&self, client: &Client) -> bool {
         matches!(self.rule, Rule::Auto(_)) && (client.is_interactive() || self.turn.is_interrupted(client.id))
@@ -222,9 +228,9 @@ impl Gpu {
     }
 
     /// Whether the first waiter without a head start has waited for half of the time for which work may wait. Its
-    /// turn comes in the other half.
+    /// turn comes in the other half. One for which no room can be made has no turn.
     fn has_waited_long(&self, target: AutoTarget) -> bool {
-        let first = self.waiting().find(|place| place.time > -HEAD_START / 2);
+        let first = self.active_waiters().find(|place| place.time > -HEAD_START / 2);
         first.is_some_and(|place| self.shares.now().saturating_sub(place.since) >= target.max_wait / 2)
     }
 
