@@ -275,11 +275,9 @@ impl Machine {
                 self.act(Action::Return { room, evict: self.phase == Phase::Parked });
             }
             SchedulerMessage::Room(room) => {
-                self.act(Action::Give(room));
+                // Room of nothing: there is no more for one client.
                 let has_all = room.bytes == 0;
-                if has_all {
-                    self.act(Action::TryLost(room.gpu));
-                }
+                self.act(if has_all { Action::Refuse(room.gpu) } else { Action::Give(room) });
                 if matches!(self.phase, Phase::Restoring { .. }) {
                     self.act(if has_all {
                         Action::Begin { anyway: false }

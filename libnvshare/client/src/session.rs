@@ -300,12 +300,8 @@ impl Session {
             Action::Cancel => host.cancel(),
             Action::TryIdle { submissions } => self.try_idle(host, submissions, now),
             Action::Give(Amount { gpu, bytes }) => {
-                if let Some(lacking) = host.update(gpu, |account| {
-                    account.give(bytes);
-                    account.lacking()
-                }) {
-                    // Room of zero bytes: there is no more, and room that is still lacking is no news.
-                    self.answered(gpu, if bytes == 0 { lacking } else { 0 });
+                if host.update(gpu, |account| account.give(bytes)).is_some() {
+                    self.answered(gpu, 0);
                 }
             }
             Action::Refuse(gpu) => {
@@ -317,9 +313,6 @@ impl Session {
                     // The scheduler knows of the room that is still lacking.
                     self.answered(gpu, lacking);
                 }
-            }
-            Action::TryLost(gpu) => {
-                host.update(gpu, Account::find_lost);
             }
             Action::Capacity(Amount { gpu, bytes }) => {
                 host.update(gpu, |account| account.set_capacity(bytes));
@@ -410,12 +403,15 @@ impl Session {
             // Room that a restore lacks is reported by the restore. The end of a need can be told after it.
             let is_late = lacking == 0 && self.machine.is_restoring();
             let is_known = self.told.iter().any(|told| told.gpu == gpu);
-            let is_news = !(is_late && is_known) && self.now_told(gpu, lacking);
+            // A need may be as large as the one before, which has its answer.
+            let is_unasked = account.is_room_awaited() && lacking > 0 && self.asked(gpu) == 0;
+            let is_news = !(is_late && is_known) && self.now_told(gpu, lacking) || is_unasked;
             if is_news || account.is_usage_stale() {
                 tell_usage(host, gpu);
                 // A process that needs no room any more says so as well, or others would leave for nobody.
                 if lacking > 0 || is_news && !is_late {
                     let bytes = account.to_ask_for(lacking);
+                    self.ask(gpu, lacking);
                     host.say(ClientMessage::NeedRoom(Amount { gpu, bytes }));
                 }
             }
@@ -425,15 +421,19 @@ impl Session {
     /// The scheduler is told that this much is lacking on a device. Returns whether this is news.
     fn now_told(&mut self, gpu: GpuUuid, lacking: u64) -> bool {
         match self.told.iter_mut().find(|told| told.gpu == gpu) {
-            Some(told) => {
-                told.asked = told.asked.max(lacking);
-                std::mem::replace(&mut told.lacking, lacking) != lacking
-            }
+            Some(told) => std::mem::replace(&mut told.lacking, lacking) != lacking,
             None => {
-                self.told.push(Told { gpu, lacking, asked: lacking });
+                self.told.push(Told { gpu, lacking, asked: 0 });
                 true
             }
         }
+    }
+
+    /// The scheduler is asked for this much that is lacking on a device.
+    fn ask(&mut self, gpu: GpuUuid, lacking: u64) {
+        self.told.iter_mut().filter(|told| told.gpu == gpu).for_each(|told| {
+            told.asked = told.asked.max(lacking);
+        });
     }
 
     /// The scheduler has answered the needs on a device, and knows that this much is lacking there.

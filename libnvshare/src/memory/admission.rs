@@ -11,7 +11,7 @@ use nvshare_client::{Admission, Caller, Residency, Wait};
 
 use super::allocations::{self, Allocation, Kind, Part};
 use super::backing::{self, AllocationRequest, Made};
-use super::devices::{self, Device};
+use super::devices::{self, Awaited, Device};
 use super::{deferred_free, driver_reserve, free, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::unwind::OnUnwind;
@@ -86,7 +86,7 @@ fn insert(allocation: &Arc<Allocation>) {
 /// grant has restored the allocations that were on the list by then, and this one was not.
 fn charge_late(device: &'static Device, allocation: &Allocation) {
     let is_settled = |residency: &Residency| residency.is_freed() || residency.resident_bytes() > 0;
-    let mut awaited = None;
+    let mut awaited: Option<Awaited<'_>> = None;
     while !is_settled(&allocation.residency()) && device.account().is_holding() {
         let mark = FrameMark::new();
         let Some(pass) = gate::try_enter(&mark) else {
@@ -96,6 +96,9 @@ fn charge_late(device: &'static Device, allocation: &Allocation) {
         let mut residency = allocation.residency();
         let charge = || device.update(|account| account.charge_whole(allocation.size));
         let charged = if is_settled(&residency) { Ok(0) } else { charge() };
+        if charged.is_err() {
+            awaited.iter_mut().for_each(Awaited::goes_on);
+        }
         drop(awaited.take());
         if let Ok(charged @ 1..) = charged {
             residency.restored(charged);

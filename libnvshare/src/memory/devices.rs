@@ -71,11 +71,22 @@ impl Drop for UnderWay {
 /// An allocation that waited for room, which has come: until this is dropped, the room is not given back as unused.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Awaited<'a>(&'a Device);
+pub(crate) struct Awaited<'a> {
+    device: &'a Device,
+    /// Bytes that it waited for; 0: it waits on in another wait.
+    bytes: u64,
+}
+
+impl Awaited<'_> {
+    /// The allocation lacks room still, and another wait goes on for it. Those that wait beside it need not say anew what they need.
+    pub(crate) fn goes_on(&mut self) {
+        self.bytes = 0;
+    }
+}
 
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
-        self.0.end_waiting(Account::end_waiting);
+        self.device.end_waiting(self.bytes);
     }
 }
 
@@ -381,10 +392,10 @@ impl Device {
     /// `ask` tells the session of the need.
     pub(crate) fn wait_for_room(&self, bytes: u64, wait: Wait, ask: impl FnOnce()) -> Option<Awaited<'_>> {
         if !self.lock().begin_waiting(bytes, wait) {
-            return Some(Awaited(self));
+            return Some(Awaited { device: self, bytes });
         }
         // The thread may be cancelled while it tells the session.
-        let undo = OnUnwind::new(|| self.end_waiting(Account::end_waiting));
+        let undo = OnUnwind::new(|| self.end_waiting(bytes));
         ask();
         undo.done();
         let mut account = self.lock();
@@ -402,19 +413,19 @@ impl Device {
         let is_refused = account.is_refused(bytes);
         if patience.next_part().is_none() {
             drop(account);
-            self.end_waiting(Account::give_up_waiting);
+            self.end_waiting(bytes);
             return None;
         }
         drop(account);
-        Some(Awaited(self)).filter(|_| !is_refused)
+        Some(Awaited { device: self, bytes }).filter(|_| !is_refused)
     }
 
-    /// An allocation does not wait any more, which `end` notes. The scheduler hears of it at once, if it knows of a need: others would leave
-    /// for nothing.
-    fn end_waiting(&self, end: impl FnOnce(&mut Account)) {
+    /// An allocation that waited for `bytes` does not wait any more. The scheduler hears of it at once, if it knows of a need: others would
+    /// leave for nothing.
+    fn end_waiting(&self, bytes: u64) {
         let is_news = self.update(|account| {
             let lacked = account.lacking();
-            end(account);
+            account.end_waiting(bytes);
             account.lacking() != lacked
         });
         if is_news {

@@ -29,6 +29,7 @@ impl<T: TenantQuota> Account<T> {
         self.room = 0;
         self.made = 0;
         self.lost = 0;
+        self.refused = 0;
         self.usage()
     }
 

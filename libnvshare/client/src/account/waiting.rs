@@ -87,24 +87,28 @@ impl<T: TenantQuota> Account<T> {
         self.refused > 0 && self.lacks(bytes) >= self.refused
     }
 
-    /// An allocation does not wait any more. Unless others wait, no room is lacking for one.
-    pub fn end_waiting(&mut self) {
+    /// An allocation that waited until there is room for `bytes` does not wait any more. If none waits for more, the others say anew what
+    /// they need. 0: it waits on in another wait.
+    pub fn end_waiting(&mut self, bytes: u64) {
         self.waiting -= 1;
-        if self.waiting == 0 {
+        if self.waiting == 0 || bytes >= self.awaited {
             self.awaited = 0;
         }
-    }
-
-    /// An allocation stops waiting, because its patience is over. Others say anew what they need.
-    pub fn give_up_waiting(&mut self) {
-        self.waiting -= 1;
-        self.awaited = 0;
+        if self.waiting == 0 {
+            self.refused = 0;
+        }
     }
 
     /// Whether allocations wait.
     #[must_use]
     pub fn is_anybody_waiting(&self) -> bool {
         self.waiting > 0
+    }
+
+    /// Whether an allocation waits for room, and has no answer yet.
+    #[must_use]
+    pub fn is_room_awaited(&self) -> bool {
+        self.awaited > 0
     }
 
     /// Room that is lacking now: for allocations that wait, or because more is charged than was given.

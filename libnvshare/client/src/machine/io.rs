@@ -125,8 +125,6 @@ pub enum Action {
     Give(Amount),
     /// The scheduler has no room to give.
     Refuse(GpuUuid),
-    /// The process has all room of this GPU that it can have: lost room is tried again. ROOM of zero bytes says so; in a grant, zero bytes mean nothing.
-    TryLost(GpuUuid),
     /// The GPU's capacity.
     Capacity(Amount),
     /// The memory limit of this process, whatever its environment says; 0: no limit.

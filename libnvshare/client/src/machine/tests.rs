@@ -363,11 +363,11 @@ fn room_of_nothing_means_that_there_is_no_more() {
     client.feed(Input::ThreadsWaiting);
     let granted =
         client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![room(0)] });
-    assert!(!granted.contains(&Action::TryLost(GPU)), "in a grant it says nothing: {granted:?}");
+    assert!(!granted.contains(&Action::Refuse(GPU)), "in a grant it says nothing: {granted:?}");
     let some = client.hear(SchedulerMessage::Room(room(7)));
     assert_eq!(some, [Action::Give(room(7)), Action::Post(MoverOrder::Restore)]);
     let none = client.hear(SchedulerMessage::Room(room(0)));
-    assert_eq!(none, [Action::Give(room(0)), Action::TryLost(GPU), Action::Begin { anyway: false }]);
+    assert_eq!(none, [Action::Refuse(GPU), Action::Begin { anyway: false }]);
 }
 
 #[test]

@@ -58,7 +58,7 @@ enum Operation {
         bytes: u64,
         parked: bool,
     },
-    EndWaiting(bool),
+    EndWaiting(u64),
     Refuse(u64),
     JoinTenant(bool),
 }
@@ -107,7 +107,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => Just(Register),
         1 => (50..TOTAL).prop_map(Capacity),
         2 => (1..60u64, any::<bool>()).prop_map(|(bytes, parked)| BeginWaiting { bytes, parked }),
-        1 => any::<bool>().prop_map(EndWaiting),
+        1 => (0..60u64).prop_map(EndWaiting),
         1 => (0..40u64).prop_map(Refuse),
         1 => any::<bool>().prop_map(JoinTenant),
     ]
@@ -259,15 +259,11 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
                 model.awaited = model.awaited.max(bytes);
             }
         }
-        Operation::EndWaiting(in_vain) => {
+        Operation::EndWaiting(bytes) => {
             if model.waiting > 0 {
-                if in_vain {
-                    account.give_up_waiting()
-                } else {
-                    account.end_waiting()
-                }
+                account.end_waiting(bytes);
                 model.waiting -= 1;
-                if in_vain || model.waiting == 0 {
+                if model.waiting == 0 || bytes >= model.awaited {
                     model.awaited = 0;
                 }
             }

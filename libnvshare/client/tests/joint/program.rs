@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use nvshare_client::Kind;
-use nvshare_client::account::{Account, Admission, Caller, Wait};
+use nvshare_client::account::{Admission, Caller, Wait};
 
 use crate::agenda::Later;
 use crate::library::GateState;
@@ -239,7 +239,7 @@ impl World {
                 }
                 Wishes::Waits { bytes } => {
                     let is_refused = library.devices[device].account().is_refused(bytes);
-                    library.devices[device].update(Account::end_waiting);
+                    library.devices[device].update(|account| account.end_waiting(bytes));
                     *wakes = true;
                     (!is_refused).then_some(Wishes::NotYet)
                 }

@@ -1,6 +1,6 @@
 //! Allocations that wait for room, and what the session says of them.
 
-use nvshare_client::account::{Account, DeviceFacts, Refusal, Wait};
+use nvshare_client::account::{Account, DeviceFacts, DriverReserve, Refusal, Wait};
 use nvshare_client::{Admission, Caller, Done, Kind, Session};
 use nvshare_proto::{Amount, ClientMessage, Epoch, InitialState, SchedulerMessage};
 
@@ -16,6 +16,10 @@ fn room(mib: u64) -> Amount {
 /// Begins to wait until there is room. False: it need not.
 fn begin_waiting(library: &mut Library, mib: u64, wait: Wait) -> bool {
     library.devices[0].update(|account| account.begin_waiting(mib * MIB, wait))
+}
+
+fn end_waiting(library: &mut Library, mib: u64) {
+    library.devices[0].update(|account| account.end_waiting(mib * MIB));
 }
 
 fn goes_on_waiting(library: &Library, mib: u64) -> bool {
@@ -52,7 +56,7 @@ fn waits_for_the_rest() -> (Library, Session) {
     assert!(begin_waiting(&mut library, 30, Wait::AlsoWhileParked));
     session.look(&mut library, MS(1));
     session.hear(&mut library, SchedulerMessage::Room(room(30)), MS(2));
-    library.devices[0].update(Account::end_waiting);
+    end_waiting(&mut library, 30);
     assert_eq!(admit_140_mib(&mut library), Ok(Admission::NeedsRoom(140 * MIB)));
     assert!(begin_waiting(&mut library, 140, Wait::AlsoWhileParked));
     library.said.clear();
@@ -64,7 +68,7 @@ fn waits_for_the_rest() -> (Library, Session) {
 #[test]
 fn room_that_comes_before_an_allocation_waits_is_not_asked_for_again() {
     let (mut library, mut session) = waits_for_the_rest();
-    library.devices[0].update(Account::end_waiting);
+    end_waiting(&mut library, 140);
     session.hear(&mut library, SchedulerMessage::Room(room(110)), MS(4));
     library.said.clear();
     assert!(!begin_waiting(&mut library, 140, Wait::AlsoWhileParked), "there is room");
@@ -106,7 +110,7 @@ fn room_that_the_process_has_again_ends_the_wait() {
     let (mut library, mut session) = waits_for_the_rest();
     session.hear(&mut library, SchedulerMessage::Room(room(110)), MS(4));
     assert_eq!(admit_140_mib(&mut library), Ok(Admission::Charged(140 * MIB)));
-    library.devices[0].update(Account::end_waiting);
+    end_waiting(&mut library, 140);
     assert!(begin_waiting(&mut library, 100, Wait::AlsoWhileParked));
     session.look(&mut library, MS(5));
     library.said.clear();
@@ -138,8 +142,8 @@ fn a_refusal_is_for_those_that_lack_as_much_as_was_asked_for() {
     assert_eq!(needs(&library), [140], "the largest");
     session.hear(&mut library, SchedulerMessage::NoRoom { gpu: gpu(0) }, MS(5));
     assert!(is_refused(&library, 140) && !is_refused(&library, 40));
-    for _ in 0..2 {
-        library.devices[0].update(Account::end_waiting);
+    for mib in [140, 40] {
+        end_waiting(&mut library, mib);
     }
     assert!(begin_waiting(&mut library, 40, Wait::AlsoWhileParked));
     library.said.clear();
@@ -151,7 +155,7 @@ fn a_refusal_is_for_those_that_lack_as_much_as_was_asked_for() {
 #[test]
 fn no_room_is_needed_for_an_allocation_that_does_not_wait() {
     let (mut library, mut session) = waits_for_the_rest();
-    library.devices[0].update(Account::end_waiting);
+    end_waiting(&mut library, 140);
     library.said.clear();
     session.look(&mut library, MS(4));
     assert_eq!(needs(&library), [0], "it has given up");
@@ -176,14 +180,14 @@ fn an_allocation_behind_a_smaller_need_says_its_own() {
 #[test]
 fn a_refusal_is_of_the_largest_need_since_the_last_answer() {
     let (mut library, mut session) = waits_for_the_rest();
-    library.devices[0].update(Account::end_waiting);
+    end_waiting(&mut library, 140);
     assert!(begin_waiting(&mut library, 100, Wait::AlsoWhileParked));
     library.said.clear();
     session.look(&mut library, MS(4));
     assert_eq!(needs(&library), [100]);
     session.hear(&mut library, SchedulerMessage::NoRoom { gpu: gpu(0) }, MS(5));
     assert!(!is_refused(&library, 100), "it was for 140");
-    library.devices[0].update(Account::end_waiting);
+    end_waiting(&mut library, 100);
     assert!(begin_waiting(&mut library, 100, Wait::AlsoWhileParked));
     session.look(&mut library, MS(6));
     session.hear(&mut library, SchedulerMessage::NoRoom { gpu: gpu(0) }, MS(7));
@@ -203,7 +207,7 @@ fn the_end_of_a_need_in_a_restore_is_told_after_it() {
     session.look(&mut library, MS(4));
     session.hear(&mut library, SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![] }, MS(5));
     session.look(&mut library, MS(5));
-    library.devices[0].update(Account::end_waiting);
+    end_waiting(&mut library, 140);
     library.said.clear();
     session.look(&mut library, MS(6));
     assert_eq!(needs(&library), []);
@@ -216,4 +220,69 @@ fn the_end_of_a_need_in_a_restore_is_told_after_it() {
     let said = |what: &ClientMessage| library.said.iter().position(|said| said == what);
     let runs = said(&ClientMessage::Running { epoch });
     assert!(runs.is_some() && runs < said(&ClientMessage::NeedRoom(room(0))), "{:?}", library.said);
+}
+
+/// A need may be beyond what one client can have.
+#[test]
+fn room_of_nothing_is_a_refusal() {
+    let (mut library, mut session) = waits_for_the_rest();
+    session.hear(&mut library, SchedulerMessage::Room(room(0)), MS(4));
+    assert!(!goes_on_waiting(&library, 140) && is_refused(&library, 140));
+}
+
+/// Its lack may grow to as much while it waits.
+#[test]
+fn a_refusal_is_forgotten_with_the_last_allocation_that_waits() {
+    let (mut library, mut session) = waits_for_the_rest();
+    session.hear(&mut library, SchedulerMessage::NoRoom { gpu: gpu(0) }, MS(4));
+    assert!(is_refused(&library, 140));
+    end_waiting(&mut library, 140);
+    assert!(begin_waiting(&mut library, 100, Wait::AlsoWhileParked));
+    session.look(&mut library, MS(5));
+    session.hear(&mut library, SchedulerMessage::Evict(room(30)), MS(6));
+    session.hear(&mut library, SchedulerMessage::Capacity(room(CAPACITY / MIB)), MS(6));
+    library.devices[0].update(|account| {
+        account.take_unused(30 * MIB);
+        account.set_reserve(DriverReserve { plain_pools: 20 * MIB, ..DriverReserve::default() });
+    });
+    assert!(goes_on_waiting(&library, 100) && !is_refused(&library, 100));
+}
+
+/// Room for memory that the process has was refused, and it lacks as much for an allocation later.
+#[test]
+fn a_need_as_large_as_one_that_has_its_answer_is_told() {
+    let (mut library, mut session) = waits_for_the_rest();
+    end_waiting(&mut library, 140);
+    library.devices[0].update(|account| {
+        account.set_reserve(DriverReserve { plain_pools: 50 * MIB, ..DriverReserve::default() });
+    });
+    session.look(&mut library, MS(4));
+    session.hear(&mut library, SchedulerMessage::NoRoom { gpu: gpu(0) }, MS(5));
+    let deficit = library.devices[0].account().lacking();
+    assert!(deficit > 0);
+    library.said.clear();
+    session.look(&mut library, MS(6));
+    assert_eq!(needs(&library), [], "it has its answer");
+    library.devices[0].update(|account| {
+        account.set_reserve(DriverReserve { plain_pools: 10 * MIB, ..DriverReserve::default() });
+    });
+    let free = library.devices[0].account().unused_room();
+    let bytes = free + deficit;
+    assert!(library.devices[0].update(|account| account.begin_waiting(bytes, Wait::AlsoWhileParked)));
+    assert_eq!(library.devices[0].account().lacking(), deficit);
+    session.look(&mut library, MS(7));
+    assert_eq!(needs(&library).len(), 1, "{:?}", library.said);
+}
+
+/// Others would leave for a need that nobody has.
+#[test]
+fn those_that_wait_for_less_say_so_when_the_largest_has_its_room() {
+    let (mut library, _) = waits_for_the_rest();
+    assert!(begin_waiting(&mut library, 40, Wait::AlsoWhileParked));
+    // One that waits on does not end the waits of others.
+    end_waiting(&mut library, 0);
+    assert!(goes_on_waiting(&library, 40));
+    assert!(begin_waiting(&mut library, 140, Wait::AlsoWhileParked));
+    end_waiting(&mut library, 140);
+    assert!(!goes_on_waiting(&library, 40) && !is_refused(&library, 40));
 }
