@@ -2,9 +2,9 @@
 
 use nvshare_core::{Config, Core, Event, Exchange, Identity};
 use nvshare_proto::units::MIB;
-use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, MemoryMode, Register, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, EventKind, Gate, MemoryMode, Register, SchedulerMessage};
 
-use crate::table::{GIB, Table, config, gpu, granted, newcomer, twelve_gib};
+use crate::table::{GIB, MS, Table, config, gpu, granted, newcomer, twelve_gib};
 
 const LEAVES: u64 = 1;
 const COMES: u64 = 2;
@@ -110,4 +110,20 @@ fn memory_that_came_back_is_evicted_when_the_rest_cannot_come() {
     assert_eq!(table.say(COMES, made(2 * GIB)), [(LEAVES, SchedulerMessage::Restore(room(2 * GIB)))]);
     let sent = table.say(COMES, made(GIB));
     assert!(granted(&sent, LEAVES).is_some(), "{sent:?}");
+}
+
+/// A part of its memory came early for the first grant, which it gave back.
+#[test]
+fn a_restore_after_a_grant_was_given_back_has_a_beginning_of_its_own() {
+    let mut table = swapping();
+    let first = epoch(&table.say(LEAVES, made(8 * GIB)));
+    table.say(LEAVES, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
+    table.say(COMES, ClientMessage::LockReleased { epoch: first });
+    table.now = 61_000;
+    let second = epoch(&table.say(COMES, ClientMessage::ReqLock));
+    table.now += 500;
+    table.say(COMES, ClientMessage::Running { epoch: second });
+    let mut told = std::iter::from_fn(|| table.core.poll_incident());
+    let restored = told.find(|incident| incident.kind == EventKind::Restored);
+    assert_eq!(restored.and_then(|incident| incident.took), Some(MS(500)));
 }

@@ -1,6 +1,7 @@
 //! The core with clients for which tests speak, message by message, in virtual time. The joint tests of `nvshare-client` are those
 //! in which real clients answer.
 
+mod blocked;
 mod bounds;
 mod claims;
 mod cost;

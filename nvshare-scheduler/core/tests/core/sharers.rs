@@ -1,10 +1,12 @@
 //! Gangs of clients that share memory.
 
-use nvshare_core::Event;
+use std::collections::BTreeMap;
+
+use nvshare_core::{Config, Event};
 use nvshare_proto::{ClientMessage, Epoch, Usage};
 
 use crate::gangs::{OTHER, RANKS, pair_and_other, register};
-use crate::table::{Table, asked_to_leave, config, gpu, granted, twelve_gib};
+use crate::table::{CAPACITY, GIB, Table, asked_to_leave, config, gpu, granted, twelve_gib};
 
 fn shares(with: &[u64]) -> ClientMessage {
     ClientMessage::Shares { with: with.to_vec() }
@@ -77,6 +79,27 @@ fn clients_that_share_memory_and_do_not_fit_go_on_one_by_one() {
         "{:?}",
         table.notes
     );
+}
+
+/// A process without the library has taken a part of the GPU of one of them, which goes on with all of its memory or not at all.
+#[test]
+fn clients_that_share_memory_stay_together_while_one_of_them_has_no_room() {
+    let mut table = Table::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
+    for (rank, on) in RANKS.into_iter().zip([0, 1]) {
+        register(&mut table, rank, on, None, false);
+        table.say(rank, shares(&[77]));
+    }
+    table.sees(0, 9 * GIB, BTreeMap::new());
+    let sent = table.say(RANKS[0], ClientMessage::ReqLock);
+    for rank in RANKS {
+        let epoch = granted(&sent, rank).unwrap_or_else(|| panic!("{rank}: {sent:?}"));
+        table.say(rank, ClientMessage::LockReleased { epoch });
+    }
+    table.say(RANKS[0], ClientMessage::ReqLock);
+    table.wait_until(60_000);
+    assert!(!table.notes.iter().any(|note| note.contains("each by itself")), "{:?}", table.notes);
+    let sent = table.sees(0, CAPACITY, BTreeMap::new());
+    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
 }
 
 /// As a worker that has given its results away.

@@ -6,7 +6,7 @@ use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, SchedulerMessage};
 use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, room_given};
 
 /// The bytes that each client was told to evict.
-fn evicted(sent: &[(u64, SchedulerMessage)]) -> Vec<(u64, u64)> {
+pub(crate) fn evicted(sent: &[(u64, SchedulerMessage)]) -> Vec<(u64, u64)> {
     let evict = |(client, message): &(u64, SchedulerMessage)| match message {
         SchedulerMessage::Evict(room) => Some((*client, room.bytes / GIB)),
         _ => None,
@@ -15,7 +15,7 @@ fn evicted(sent: &[(u64, SchedulerMessage)]) -> Vec<(u64, u64)> {
 }
 
 /// A client whose memory is all there asks for the lock, and runs without the spare room that comes with it.
-fn runs(table: &mut Table, client: u64) -> Epoch {
+pub(crate) fn runs(table: &mut Table, client: u64) -> Epoch {
     let sent = table.say(client, ClientMessage::ReqLock);
     let epoch = granted(&sent, client).unwrap_or_else(|| panic!("{sent:?}"));
     table.say(client, ClientMessage::Running { epoch });
@@ -24,7 +24,7 @@ fn runs(table: &mut Table, client: u64) -> Epoch {
 }
 
 /// A client runs for a moment and gives the lock back.
-fn works(table: &mut Table, client: u64) {
+pub(crate) fn works(table: &mut Table, client: u64) {
     let epoch = runs(table, client);
     table.now += 3;
     table.say(client, ClientMessage::LockReleased { epoch });
