@@ -227,11 +227,11 @@ impl State {
     }
 
     /// Returns the bytes of a GPU's capacity that nobody gets, because a process comes back to the card or is
-    /// the next to do so.
+    /// the next to do so. Nothing is kept for one that has found no place for a while, and has none as things are.
     pub(crate) fn to_hold_back(&self, gpu: &Gpu) -> u64 {
         let sleepers = gpu.ledger.sleepers();
         let entry = |id| gpu.ledger.entry(id).map_or(0, |entry| entry.sleeper.needs);
-        let may_come = |id: &ClientId| !self.is_kept_off_elsewhere(*id, gpu.uuid);
+        let may_come = |id: &ClientId| !self.is_kept_off(*id);
         let next = sleepers.next(self.passed_over()).filter(may_come).map(entry).max().unwrap_or(0);
         let waking = sleepers.needed_by_waking();
         if next == 0 && (waking == 0 || !sleepers.is_one_awaited()) {
@@ -241,14 +241,13 @@ impl State {
         gpu.capacity.saturating_sub(most)
     }
 
-    /// Whether a client that is to come back may be passed over by others, and has no place on a GPU beside this one. Memory that
-    /// is free here would be kept for nothing.
-    fn is_kept_off_elsewhere(&self, id: ClientId, here: GpuUuid) -> bool {
+    /// Whether a client that is to come back may be passed over by others, and has no place on one of its GPUs. Memory that is free
+    /// on any of them would be kept for nothing.
+    fn is_kept_off(&self, id: ClientId) -> bool {
         let Some(client) = self.client(id) else { return false };
         let has_waited = matches!(client.sleep, Sleep::Wanted { since } if since <= self.passed_over());
-        let mut others = client.accounts.keys().filter(|&&uuid| uuid != here);
-        let has_no_place = |uuid| self.gpu(uuid).is_some_and(|gpu| gpu.no_place_for.contains(&id));
-        has_waited && others.any(|&uuid| has_no_place(uuid))
+        let mut gpus = client.accounts.keys().filter_map(|uuid| self.gpu(*uuid));
+        has_waited && gpus.any(|gpu| gpu.no_place_for.contains(&id))
     }
 
     /// Returns the clients that are to come back to a GPU and have no place there, even if all memory leaves that can. If all memory

@@ -184,6 +184,34 @@ fn one_that_finds_no_place_does_not_keep_others_off_the_card() {
     assert_eq!(woken(&sent), [2]);
 }
 
+/// A process without nvshare has taken that memory, and frees a part of it later. Nobody measures meanwhile.
+#[test]
+fn a_sleeper_without_a_place_keeps_nobody_off_its_only_gpu() {
+    let mut cards = Cards::with(&[(1, 0, 3), (4, 2, 0)]);
+    cards.sleeps(1);
+    cards.table.sees(0, 2 * GIB, BTreeMap::new());
+    assert_eq!(woken(&cards.table.say(1, ClientMessage::WakeWanted)), [0; 0]);
+    let mut sent = cards.table.say(4, ClientMessage::ReqLock);
+    sent.append(&mut cards.table.wait_until(cards.table.now + 9_900));
+    assert_eq!(granted(&sent, 4), None, "the sleeper has a while");
+    let sent = cards.table.wait_until(cards.table.now + 200);
+    let epoch = granted(&sent, 4).unwrap_or_else(|| panic!("{:?}", cards.table.core.gpu_status()));
+    cards.table.say(4, ClientMessage::Running { epoch });
+    cards.table.say(4, ClientMessage::Usage(usage(2 * GIB, 0)));
+    cards.table.assert_at_rest();
+    // From now on there is a place for the sleeper, if the other makes way.
+    cards.table.now += 2000;
+    let sent = cards.table.sees(0, 4 * GIB, BTreeMap::from([(4, 2 * GIB)]));
+    assert_eq!(asked_to_leave(&sent, 4), Some(epoch), "{sent:?}");
+    let sent = cards.table.say(4, ClientMessage::LockReleased { epoch });
+    cards.table.give_back(sent);
+    cards.table.say(4, ClientMessage::Usage(usage(2 * GIB, GIB)));
+    cards.table.now += 1000;
+    let sent = cards.table.sees(0, 4 * GIB, BTreeMap::from([(4, GIB)]));
+    assert_eq!(woken(&sent), [1], "{:?}", cards.table.core.gpu_status());
+    cards.table.core.audit().unwrap();
+}
+
 /// Scheduling is off. Memory that does not move comes back with each.
 #[test]
 fn what_does_not_move_is_given_once_as_well() {
