@@ -50,7 +50,7 @@ fn memory_of_a_blocked_client_leaves_before_that_of_one_that_gets_a_turn() {
     assert_eq!(granted(&sent, waits), None, "{sent:?}");
     let need = Amount { gpu: gpu(0), bytes: 4 * GIB };
     let sent = table.say(grows, ClientMessage::NeedRoom(need));
-    // What it needs, and some to spare.
+    // Its need, and some to spare.
     assert_eq!(evicted(&sent), [(BLOCKED, 2)], "{sent:?}");
 }
 
