@@ -123,9 +123,10 @@ impl<T: TenantQuota> Account<T> {
         self.awaited = 0;
     }
 
-    /// The scheduler does not have the room of `asked` bytes that was lacking.
+    /// The scheduler does not have the room of `asked` bytes that was lacking. Room that an eviction has made, and of which it does not
+    /// know yet, may be enough: then whoever waits asks anew.
     pub fn refuse(&mut self, asked: u64) {
-        self.refused = asked;
+        self.refused = if self.waiting > 0 && self.made == 0 { asked } else { 0 };
         self.awaited = 0;
         self.find_lost();
     }

@@ -270,6 +270,8 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         }
         Operation::Refuse(asked) => {
             account.refuse(asked);
+            // Nobody waits, or an eviction has made room that is on its way to the scheduler.
+            let asked = if model.waiting > 0 && { *account }.take_made() == 0 { asked } else { 0 };
             model.awaited = 0;
             (model.lost, model.turns_without) = (0, 0);
             for bytes in 1..60 {
