@@ -310,7 +310,8 @@ impl<T: TenantQuota> Account<T> {
         bytes
     }
 
-    /// Charges `bytes` that come to the card in one piece, or nothing; returns whether it does. Meanwhile others find the room that there is.
+    /// Charges `bytes` that come to the card in one piece, or nothing; returns whether it does. No other thread
+    /// finds room gone that is given back at once.
     pub fn charge_all(&mut self, bytes: u64) -> bool {
         let fits = self.lacks(bytes) == 0;
         if fits {

@@ -400,9 +400,9 @@ impl Session {
             let Some(account) = host.account(gpu) else { continue };
             let lacking = account.lacking();
             // The first usage also says that the device is in use from now on.
+            let is_known = self.told_of(gpu).is_some();
             // Room that a restore lacks is reported by the restore. The end of a need can be told after it.
             let is_late = lacking == 0 && self.machine.is_restoring();
-            let is_known = self.told.iter().any(|told| told.gpu == gpu);
             // A need may be as large as the one before, which has its answer.
             let is_unasked = account.is_room_awaited() && lacking > 0 && self.asked(gpu) == 0;
             let is_news = !(is_late && is_known) && self.now_told(gpu, lacking) || is_unasked;
@@ -420,32 +420,36 @@ impl Session {
 
     /// The scheduler is told that this much is lacking on a device. Returns whether this is news.
     fn now_told(&mut self, gpu: GpuUuid, lacking: u64) -> bool {
-        match self.told.iter_mut().find(|told| told.gpu == gpu) {
-            Some(told) => std::mem::replace(&mut told.lacking, lacking) != lacking,
-            None => {
-                self.told.push(Told { gpu, lacking, asked: 0 });
-                true
-            }
+        let before = self.told_of(gpu).map(|told| std::mem::replace(&mut told.lacking, lacking));
+        if before.is_none() {
+            self.told.push(Told { gpu, lacking, asked: 0 });
         }
+        before != Some(lacking)
     }
 
     /// The scheduler is asked for this much that is lacking on a device.
     fn ask(&mut self, gpu: GpuUuid, lacking: u64) {
-        self.told.iter_mut().filter(|told| told.gpu == gpu).for_each(|told| {
+        if let Some(told) = self.told_of(gpu) {
             told.asked = told.asked.max(lacking);
-        });
+        }
     }
 
     /// The scheduler has answered the needs on a device, and knows that this much is lacking there.
     fn answered(&mut self, gpu: GpuUuid, lacking: u64) {
         self.now_told(gpu, lacking);
-        self.told.iter_mut().filter(|told| told.gpu == gpu).for_each(|told| told.asked = 0);
+        if let Some(told) = self.told_of(gpu) {
+            told.asked = 0;
+        }
     }
 
-    /// Returns the most that the scheduler was told to be lacking on a device since its last answer. A refusal may be of that, though less
-    /// is lacking by now.
-    fn asked(&self, gpu: GpuUuid) -> u64 {
-        self.told.iter().find(|told| told.gpu == gpu).map_or(0, |told| told.asked)
+    /// Returns the most that the scheduler was asked for on a device since its last answer. A refusal may be of that, though less is
+    /// lacking by now.
+    fn asked(&mut self, gpu: GpuUuid) -> u64 {
+        self.told_of(gpu).map_or(0, |told| told.asked)
+    }
+
+    fn told_of(&mut self, gpu: GpuUuid) -> Option<&mut Told> {
+        self.told.iter_mut().find(|told| told.gpu == gpu)
     }
 }
 
@@ -453,9 +457,9 @@ impl Session {
 #[derive(Debug, Clone, Copy)]
 struct Told {
     gpu: GpuUuid,
-    /// When it was told last.
+    /// The bytes that it was told last.
     lacking: u64,
-    /// The most since its last answer.
+    /// The most bytes that it was asked for since its last answer.
     asked: u64,
 }
 

@@ -166,7 +166,7 @@ pub(crate) fn is_over_by_graphs() -> bool {
             release_unused(device);
         });
     }
-    // Another thread may find so in this moment.
+    // The launch of another thread may exceed the limit while this one looks.
     OVER.store(false, Ordering::Relaxed);
     let over = over();
     if over {

@@ -41,6 +41,13 @@ fn admit_140_mib(library: &mut Library) -> Result<Admission, Refusal> {
     library.devices[0].update(|account| account.admit(140 * MIB, Kind::ManagedPool, 0, Caller::OutsideGate))
 }
 
+/// The room that is lacking comes, and the allocation takes it.
+fn gets(library: &mut Library, session: &mut Session, mib: u64) {
+    session.hear(library, SchedulerMessage::Room(room(mib)), MS(5));
+    session.look(library, MS(5));
+    assert_eq!(admit_140_mib(library), Ok(Admission::Charged(140 * MIB)));
+}
+
 /// A parked process in which an allocation of 140 MiB waits, and that has room for 30 of them.
 fn waits_for_the_rest() -> (Library, Session) {
     let terms =
@@ -84,9 +91,7 @@ fn an_allocation_that_waits_keeps_the_room_that_it_has() {
     let (mut library, mut session) = waits_for_the_rest();
     assert_eq!(needs(&library), [140]);
     assert!(!library.said.iter().any(|said| matches!(said, ClientMessage::Room(_))), "{:?}", library.said);
-    session.hear(&mut library, SchedulerMessage::Room(room(110)), MS(4));
-    session.look(&mut library, MS(4));
-    assert_eq!(admit_140_mib(&mut library), Ok(Admission::Charged(140 * MIB)));
+    gets(&mut library, &mut session, 110);
 }
 
 #[test]
@@ -99,9 +104,7 @@ fn an_allocation_whose_room_is_taken_while_it_waits_asks_for_all_of_it() {
     let back = said(ClientMessage::Room(room(30)));
     let asks = said(ClientMessage::NeedRoom(room(140)));
     assert!(back.is_some() && back < asks, "{:?}", library.said);
-    session.hear(&mut library, SchedulerMessage::Room(room(140)), MS(5));
-    session.look(&mut library, MS(5));
-    assert_eq!(admit_140_mib(&mut library), Ok(Admission::Charged(140 * MIB)));
+    gets(&mut library, &mut session, 140);
 }
 
 /// The same program frees memory meanwhile: the scheduler would have others leave for nothing, and may refuse it.
