@@ -250,8 +250,8 @@ impl State {
         has_waited && gpus.any(|gpu| gpu.no_place_for.contains(&id))
     }
 
-    /// Returns the clients that are to come back to a GPU and have no place there, even if all memory leaves that can. If all memory
-    /// counted that is there, nothing would be kept for a client on two full GPUs, on neither of them.
+    /// Returns the clients that are to come back to a GPU and have no place there, even if all memory leaves that can. Memory that
+    /// can leave does not count: otherwise two full GPUs would keep no room for a client that uses both.
     pub(crate) fn without_place(&self, gpu: &Gpu) -> BTreeSet<ClientId> {
         let sleepers = gpu.ledger.sleepers();
         let card = self.config().card(gpu.uuid, gpu.size, sleepers.needed_by_waking());

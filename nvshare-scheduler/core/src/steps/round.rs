@@ -93,8 +93,8 @@ impl<'a> Round<'a> {
         let are_sharers = state.are_sharers(gang);
         let lacks = full.filter(|gpu| {
             let fits_alone = |&id: &ClientId| state.fits_alone(gpu, &Unit::alone(id));
-            let is_simple = state.gpus_of(&unit) == [gpu.uuid];
-            (are_sharers || is_simple) && unit.on(gpu.uuid).iter().all(fits_alone)
+            let uses_no_other = state.gpus_of(&unit) == [gpu.uuid];
+            (are_sharers || uses_no_other) && unit.on(gpu.uuid).iter().all(fits_alone)
         });
         let lacks = lacks.map(|gpu| gpu.uuid);
         let now = state.now();

@@ -277,7 +277,7 @@ impl Books {
         }
     }
 
-    /// Notes who cannot come back to a GPU, even if all memory leaves that can. The other GPUs of those for whom that changes are looked at
+    /// Notes the clients that cannot come back to a GPU, even if all memory leaves that can. The other GPUs of those for whom that changes are looked at
     /// again: what is kept there depends on it.
     pub(crate) fn note_without_place(&mut self, uuid: GpuUuid) {
         let Some(gpu) = self.state().gpu(uuid) else { return };
