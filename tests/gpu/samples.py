@@ -20,8 +20,9 @@ STATED = {"ipc/children+managed": f"an IPC handle, {MANAGED}", "ipc/small_and_in
           "managed/prefetch_device_memory": "device memory is managed memory, and can be prefetched", "pools/access": "a managed pool takes any access",
           "multi_gpu/without_peer_access": "every GPU reaches managed memory", "peers/after_the_end": "every GPU reaches managed memory",
           "peers/current_elsewhere": "every GPU reaches managed memory",
-          "device/memory_seen_by_nvml": "before a program's first allocation, NVML tells of the whole card"}
-STATED |= {name.replace("streams/", "streams-ptds/"): why for name, why in STATED.items()}
+          "device/memory_seen_by_nvml": "before a program's first allocation, NVML tells of the whole card",
+          "graphs/forbidden_while_capturing": "with swap, memory is allocated and freed beside an open capture"}
+STATED |= {name.replace(f"{program}/", f"{program}-ptds/"): why for name, why in STATED.items() for program in ("streams", "graphs")}
 # Cases that are run once more under nvshare with other variables. The first get the driver's own memory, as their executables
 # show what they need.
 ALSO = {name: ("managed", {"NVSHARE_PLAIN": "none"}) for name in ("ipc", "pointers", "streams", "streams-ptds")} | {"basics": ("off", {"NVSHARE_MEMORY": "off"})}

@@ -203,8 +203,8 @@ def beside(overhead, wait, seconds=26):
     took = [ms for at, ms in bursts.get("all", []) if at >= begin]
     first = [ms for at, ms in bursts.get("all", []) if at < begin]
     measured = percentiles(took)
-    moved = sum(client["counters"][way] for client in clients if client for way in ("evicted", "restored"))
-    return measured, loss, dict(overhead=overhead, max_wait=wait, **measured, worst_at_first_ms=round(max(first, default=0), 1), loss_percent=round(loss, 1), alone_per_s=round(alone, 2), beside_per_s=round(together_with, 2), turns=gpu["turns"], cost_ms=round(gpu["switch_cost_us"] / 1e3, 1), moved_gib=round(moved / GIB, 1))
+    counted = {name: sum(client["counters"][name] for client in clients if client) for name in ("gated", "passed_by", "evicted", "restored")}
+    return measured, loss, dict(overhead=overhead, max_wait=wait, **measured, worst_at_first_ms=round(max(first, default=0), 1), loss_percent=round(loss, 1), alone_per_s=round(alone, 2), beside_per_s=round(together_with, 2), turns=gpu["turns"], cost_ms=round(gpu["switch_cost_us"] / 1e3, 1), gated=counted["gated"], passed_by=counted["passed_by"], moved_gib=round((counted["evicted"] + counted["restored"]) / GIB, 1))
 
 
 def burst():
