@@ -25,8 +25,8 @@ pub async fn run(options: &Options) -> Result<(), String> {
         return Err(format!("a scheduler answers at {}: remove it first", socket.display()));
     }
     let holders = pods::holders_now(options).await?;
-    if let Some((seat, holder)) = holders.first_key_value() {
-        let count = holders.len();
+    if let Some((seat, holder)) = holders.iter().find_map(|(seat, of_seat)| Some((seat, of_seat.first()?))) {
+        let count: usize = holders.values().map(Vec::len).sum();
         return Err(format!(
             "containers that have seats: {count}, such as {holder} ({seat}): remove their pods first"
         ));

@@ -38,6 +38,8 @@ static NOT_MADE: ThrottledLine = ThrottledLine::new(|text| warn!("{text}"));
 
 /// Seats and the containers that have them.
 pub type Occupants = BTreeMap<SeatName, Occupant>;
+/// The same as the kubelet lists it, in no order that lasts. Containers of several pods may have the seat of one claim.
+pub type Listed = BTreeMap<SeatName, Vec<Occupant>>;
 /// A seat, and the container that has it now.
 pub type Change = (SeatName, Option<Occupant>);
 
@@ -52,9 +54,17 @@ pub struct Held {
 }
 
 impl Held {
-    /// Takes a look into account. Returns which containers have seats.
-    pub fn look(&mut self, listed: Occupants) -> &Occupants {
-        let before = std::mem::replace(&mut self.now, listed);
+    /// Takes a look into account. Returns which containers have seats. The container that has had a seat stays its holder while it is listed,
+    /// whoever else is: another holder ends what administrators said of the seat.
+    pub fn look(&mut self, listed: &Listed) -> &Occupants {
+        let before = std::mem::take(&mut self.now);
+        self.now = listed
+            .iter()
+            .filter_map(|(seat, listed)| {
+                let known = before.get(seat).filter(|known| listed.contains(known));
+                Some((*seat, known.or_else(|| listed.iter().min())?.clone()))
+            })
+            .collect();
         let missed = std::mem::take(&mut self.missed);
         for (seat, occupant) in
             before.into_iter().filter(|(seat, _)| !self.now.contains_key(seat)).collect::<Vec<_>>()
@@ -69,10 +79,10 @@ impl Held {
     }
 }
 
-/// Which container has which seat. `main`: the name of the main resource.
+/// Which containers have which seat. `main`: the name of the main resource.
 #[must_use]
-pub fn holders(pods: &ListPodResourcesResponse, main: &str) -> Occupants {
-    let mut holders = Occupants::new();
+pub fn holders(pods: &ListPodResourcesResponse, main: &str) -> Listed {
+    let mut holders = Listed::new();
     for pod in &pods.pod_resources {
         for container in &pod.containers {
             // A device for each NUMA node may stand by itself.
@@ -92,7 +102,7 @@ pub fn holders(pods: &ListPodResourcesResponse, main: &str) -> Occupants {
                 pod: pod.name.clone(),
                 container: container.name.clone(),
             };
-            holders.extend(seats.chain(claimed).map(|seat| (seat, occupant())));
+            seats.chain(claimed).for_each(|seat| holders.entry(seat).or_default().push(occupant()));
         }
     }
     holders
@@ -117,11 +127,11 @@ fn socket(options: &Options) -> PathBuf {
     options.kubelet.join("pod-resources/kubelet.sock")
 }
 
-/// Which container has which seat now.
+/// Which containers have which seat now.
 ///
 /// # Errors
 /// The kubelet does not answer.
-pub async fn holders_now(options: &Options) -> Result<Occupants, String> {
+pub async fn holders_now(options: &Options) -> Result<Listed, String> {
     let socket = socket(options);
     let pods = list(&mut None, &socket).await.map_err(|error| format!("{}: {error}", socket.display()))?;
     Ok(holders(&pods, &options.resource))
@@ -172,7 +182,7 @@ pub async fn tell(
     host: Arc<Host>,
     boot: watch::Receiver<Option<u64>>,
     given: &Notify,
-    mut look: impl AsyncFnMut(&Occupants),
+    mut look: impl AsyncFnMut(&Listed),
 ) {
     let socket = socket(&host.options);
     let mut kubelet = None;
@@ -180,7 +190,7 @@ pub async fn tell(
     let mut told: Option<(u64, Occupants)> = None;
     let mut held = Held::default();
     // The last list, and what it says.
-    let (mut listed, mut last) = (Occupants::new(), ListPodResourcesResponse::default());
+    let (mut listed, mut last) = (Listed::new(), ListPodResourcesResponse::default());
     loop {
         let run = *boot.borrow();
         if let Some(run) = run {
@@ -190,7 +200,7 @@ pub async fn tell(
                         (listed, last) = (holders(&pods, &host.options.resource), pods);
                     }
                     look(&listed).await;
-                    let now = held.look(listed.clone());
+                    let now = held.look(&listed);
                     let known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
                     let seats = if known.is_none() { host.seats().await } else { Vec::new() };
                     let changes = changes(known.as_ref(), now, &seats);
@@ -222,7 +232,7 @@ pub async fn tell(
 
 /// Makes seats that the kubelet's record names and that are not there, and single slots' ahead, and removes those that nobody has. Without the
 /// record, or where it does not name what the kubelet itself lists, nothing is removed.
-pub async fn keep_in_step(plugin: &Arc<Plugin>, kept: &mut Kept, listed: &Occupants) {
+pub async fn keep_in_step(plugin: &Arc<Plugin>, kept: &mut Kept, listed: &Listed) {
     let given = match kept.now(&plugin.host.options).await {
         Ok(given) => given,
         Err(error) => return NO_RECORD.say(format_args!("{error}; no seat is removed")),
@@ -284,6 +294,10 @@ mod tests {
         Occupant { namespace: "n".to_owned(), pod: "p".to_owned(), container: container.to_owned() }
     }
 
+    fn listed(occupants: &Occupants) -> Listed {
+        occupants.iter().map(|(seat, occupant)| (*seat, vec![occupant.clone()])).collect()
+    }
+
     #[test]
     fn a_containers_devices_make_its_seat() {
         let devices = |resource: &str, slots: &[Slot]| ContainerDevices {
@@ -317,7 +331,7 @@ mod tests {
         let of_small = Numbers::of_resource(small, ours).unwrap().slot(&slot(1, 2).to_string()).unwrap();
         let two = [slot(1, 5), of_small].map(|slot| (SeatName::of(&[slot]), occupant("two")));
         let others = [(both, occupant("both")), (one, occupant("one")), (claimed, occupant("claim"))];
-        assert_eq!(found, others.into_iter().chain(two).collect());
+        assert_eq!(found, listed(&others.into_iter().chain(two).collect()));
     }
 
     #[tokio::test]
@@ -358,16 +372,38 @@ mod tests {
         };
         let both = of(&[(a, "x"), (b, "y")]);
         let mut held = Held::default();
-        assert_eq!(*held.look(both.clone()), both);
+        assert_eq!(*held.look(&listed(&both)), both);
         // The kubelet starts again, twice.
         for misses in [MISSES - 1, MISSES - 1] {
-            (0..misses).for_each(|_| assert_eq!(*held.look(Occupants::new()), both));
-            assert_eq!(*held.look(both.clone()), both);
+            (0..misses).for_each(|_| assert_eq!(*held.look(&Listed::new()), both));
+            assert_eq!(*held.look(&listed(&both)), both);
         }
         // Another container has a seat at once.
         let other = of(&[(a, "z")]);
-        (1..MISSES).for_each(|_| assert_eq!(*held.look(other.clone()), of(&[(a, "z"), (b, "y")])));
-        assert_eq!(*held.look(other.clone()), other);
+        let look = |held: &mut Held| held.look(&listed(&other)).clone();
+        (1..MISSES).for_each(|_| assert_eq!(look(&mut held), of(&[(a, "z"), (b, "y")])));
+        assert_eq!(look(&mut held), other);
+    }
+
+    #[test]
+    fn a_seat_of_several_containers_keeps_its_holder_in_whatever_order_they_are_listed() {
+        let seat = SeatName::of(&[slot(1, 0)]);
+        let mut held = Held::default();
+        for (names, holder) in [
+            (&["b"][..], "b"),
+            (&["a", "b"], "b"),
+            (&["b", "a"], "b"),
+            (&["c", "b", "a"], "b"),
+            (&["c", "a"], "a"),
+            (&["a", "c"], "a"),
+            (&[], "a"),
+            (&["c"], "c"),
+        ] {
+            let of_seat: Vec<Occupant> = names.iter().map(|name| occupant(name)).collect();
+            // The kubelet names no seat that nobody has.
+            let listed = [(seat, of_seat)].into_iter().filter(|(_, of_seat)| !of_seat.is_empty()).collect();
+            assert_eq!(held.look(&listed)[&seat], occupant(holder), "{names:?}");
+        }
     }
 
     #[test]

@@ -146,7 +146,7 @@ pub struct SeatStatus {
 }
 
 /// The container that has a seat, as the kubelet says.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Occupant {
     /// The pod's namespace.
     pub namespace: String,
