@@ -20,6 +20,7 @@ use crate::descriptors;
 use crate::events::{Journal, Recorder};
 use crate::gpus::NvmlThread;
 use crate::host_memory::{Budget, HostMemory};
+use crate::identity::see_others;
 use crate::log;
 use crate::metrics::{self, Address, Counted, Counters};
 use crate::seats::Inside;
@@ -54,6 +55,9 @@ pub async fn run(
     mut setup: Setup,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Stopped> {
+    if let Err(hidden) = see_others() {
+        warn!("{hidden}");
+    }
     let (commands, received) = mpsc::channel(COMMANDS);
     let answers = commands.clone();
     let nvml = NvmlThread::start(move |gpu, seen| {

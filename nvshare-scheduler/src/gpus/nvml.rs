@@ -4,7 +4,6 @@
 //! and the scheduler does not wait for it.
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
-use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,8 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvshare_core::Time;
 use nvshare_proto::GpuUuid;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use tracing::{debug, info};
 
 /// A GPU as NVML sees it, in bytes.
@@ -163,7 +164,7 @@ fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<NvmlReading, NvmlError> {
         // belong to a client under another number.
         if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
             listed.insert(process.pid, bytes);
-            if Path::new("/proc").join(process.pid.to_string()).exists() {
+            if is_there(process.pid) {
                 used.insert(process.pid, bytes);
             }
         }
@@ -172,9 +173,26 @@ fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<NvmlReading, NvmlError> {
     Ok(NvmlReading { total: memory.total, used, unowned: memory.used.saturating_sub(listed) })
 }
 
+/// Whether this pid namespace has a process of this number. `/proc` does not say: it may hide processes of other users (`hidepid`).
+fn is_there(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+
     use super::*;
+
+    #[test]
+    fn processes_of_any_user_are_there_until_they_end() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        assert!([std::process::id(), 1, child.id()].into_iter().all(is_there));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(![child.id(), 0, u32::MAX].into_iter().any(is_there));
+    }
 
     #[test]
     fn each_answer_says_when_it_was_asked_for_and_is_followed_by_another_for_one_who_has_asked_since() {

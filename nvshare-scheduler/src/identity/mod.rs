@@ -3,12 +3,14 @@
 
 mod caller;
 mod control_groups;
+mod hidden;
 mod peer;
 pub(crate) mod processes;
 mod tenants;
 mod whom;
 
 pub(crate) use caller::{Caller, Viewer};
+pub(crate) use hidden::see_others;
 pub(crate) use peer::Peer;
 pub(crate) use processes::Described;
 pub(crate) use tenants::{Row, Tenant, Tenants};

@@ -13,6 +13,7 @@ mod exits;
 mod failures;
 mod full_card;
 mod gone;
+mod hidden;
 mod host_budget;
 mod host_limits;
 mod host_memory;
