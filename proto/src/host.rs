@@ -8,6 +8,8 @@ use crate::units::MIB;
 pub const SEGMENT: u64 = 256 * MIB;
 /// The largest number of segments in one frame. A process takes no more descriptors at a time.
 pub const MAX_SEGMENTS: usize = 4;
+/// The largest number of segments of one owner. A process that comes back lists no more.
+pub const MAX_SEGMENTS_HELD: usize = 512;
 
 /// The host memory that a scheduler hands out, as `status` shows it, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

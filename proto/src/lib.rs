@@ -21,7 +21,7 @@ pub mod units;
 mod watch;
 
 pub use gpu::{GpuUuid, ParseGpuUuidError};
-pub use host::{HostSegment, HostStatus, MAX_SEGMENTS, SEGMENT};
+pub use host::{HostSegment, HostStatus, MAX_SEGMENTS, MAX_SEGMENTS_HELD, SEGMENT};
 pub use message::{
     AdminReply, AdminRequest, Amount, ClientMessage, Counters, ELSEWHERE, Epoch, Gate, InitialState,
     MAX_ELSEWHERE, MemoryMode, NO_PLACE, OLDEST, QuantumRule, ROOM_PIECE, Register, Reply, Request,

@@ -237,7 +237,7 @@ pub enum ClientMessage {
     },
     /// Segments that the process has from an earlier connection, sent after it has registered.
     HostHeld {
-        /// The segments.
+        /// The segments, at most [`MAX_SEGMENTS_HELD`](crate::MAX_SEGMENTS_HELD).
         segments: Vec<HostSegment>,
     },
     /// The process does not use a segment any more.

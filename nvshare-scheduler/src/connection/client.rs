@@ -91,6 +91,7 @@ pub(super) async fn serve(
     static LAST: AtomicU64 = AtomicU64::new(0);
     // A user or container that registers too often waits, and no other does.
     while let Some(Err(wait)) = place.as_ref().map(|place| place.register(Instant::now())) {
+        frames::forget_read(&mut framed);
         sleep(wait).await;
     }
     let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;

@@ -127,6 +127,8 @@ pub(crate) async fn serve(stream: UnixStream, seat: Option<Inside>, shared: Shar
                 TOO_MANY.say(format_args!("too many connections: one more of {} is refused", caller.whom()));
                 return refuse(&mut framed, NO_PLACE).await;
             };
+            // Half a frame takes memory for as long as its process is waited for, and thousands may send one.
+            framed.codec_mut().accept_at_most(frames::MAX_FRAME_OF_CLIENT);
             Some(place)
         }
     };
@@ -152,9 +154,16 @@ async fn connection(mut framed: Stream, caller: Caller, place: Option<Place>, sh
                     return;
                 }
             }
-            Request::Admin(request) => {
+            Request::Admin(mut request) => {
+                // A list of seats is refused here in any case. In memory it has nine times the bytes of its frame.
+                if place.is_some()
+                    && let AdminRequest::OccupySeats(seats) = &mut request
+                {
+                    *seats = Vec::new();
+                }
                 // A user who asks too often waits, and delays nobody else.
                 while let Some(Err(wait)) = place.as_ref().map(|place| place.ask(Instant::now())) {
+                    frames::forget_read(&mut framed);
                     sleep(wait).await;
                 }
                 let viewer = shared.bounds.is_some().then(|| caller.viewer());

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::units::{Bytes, MIB};
-use nvshare_proto::{HostSegment, MAX_SEGMENTS, SEGMENT, ThrottledLine};
+use nvshare_proto::{HostSegment, MAX_SEGMENTS, MAX_SEGMENTS_HELD, SEGMENT, ThrottledLine};
 use tokio::sync::mpsc as channel;
 use tracing::{debug, info, warn};
 
@@ -38,7 +38,7 @@ const TELL_AGAIN: Duration = Duration::from_millis(20);
 /// Claims of clients that are not believed.
 static NOT_BELIEVED: ThrottledLine = ThrottledLine::new(log::warn);
 /// Segments that one owner may have.
-pub(super) const MAX_EACH: usize = 512;
+pub(super) const MAX_EACH: usize = MAX_SEGMENTS_HELD;
 
 /// A segment that is out.
 #[derive(Debug)]

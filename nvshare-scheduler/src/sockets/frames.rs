@@ -33,19 +33,28 @@ pub(crate) fn on(stream: UnixStream) -> Stream {
     Framed::with_capacity(stream, Frames::default(), BUFFER)
 }
 
+/// Longest frame of a connection that takes a place, in bytes. A registration has at most 6 KiB, and a list of what a client has of the
+/// host's memory 9 KiB. With its length, the longest frame fills a buffer of 16 KiB.
+pub(crate) const MAX_FRAME_OF_CLIENT: usize = (16 << 10) - size_of::<u32>();
+
 /// Longest frame of a registered client, in bytes, once it has listed what it has of the host's memory.
 const MAX_FRAME_READ: usize = 4096;
 
-/// Lets a registered client say only short things from now on. Its earlier frames take no more memory, nor
-/// does a frame that it never completes. Returns false if a longer one has begun.
-pub(crate) fn shorten(framed: &mut Stream) -> bool {
+/// Gives back the memory of the frames that were read. The bytes behind them stay.
+pub(crate) fn forget_read(framed: &mut Stream) {
     let buffer = framed.read_buffer_mut();
     let rest = std::mem::take(buffer);
     // All that a client says at once is read at once.
     buffer.reserve(BUFFER);
     buffer.extend_from_slice(&rest);
+}
+
+/// Lets a registered client say only short things from now on. Its earlier frames take no more memory, nor
+/// does a frame that it never completes. Returns false if a longer one has begun.
+pub(crate) fn shorten(framed: &mut Stream) -> bool {
+    forget_read(framed);
     framed.codec_mut().accept_at_most(MAX_FRAME_READ);
-    rest.len() <= MAX_FRAME_READ
+    framed.read_buffer().len() <= MAX_FRAME_READ
 }
 
 /// Sends replies; false if the other end does not read. One that fits no frame ends them, and the other end is told so.
@@ -100,9 +109,37 @@ pub(crate) async fn tell_with(
 #[cfg(test)]
 mod tests {
     use futures_util::StreamExt;
-    use nvshare_proto::AdminReply;
+    use nvshare_core::MAX_GPUS_PER_CLIENT;
+    use nvshare_proto::{
+        AdminReply, ClientMessage, ComputeLimit, GangName, GpuUuid, HostSegment, MAX_GANG_MEMBERS,
+        MAX_GANG_NAME, MAX_SEGMENTS_HELD, OLDEST, Priority, Register, Usage, VERSION, Wishes,
+    };
 
     use super::*;
+
+    #[test]
+    fn all_that_a_client_says_before_its_frames_are_short_fits_in_each_version() {
+        let gpus = || (0..MAX_GPUS_PER_CLIENT).map(|n| GpuUuid([n as u8; 16]));
+        let usage = |gpu| Usage { gpu, total: 0, limit: 0, allocated: 0, absent: 0, immovable: 0 };
+        let asked = Wishes {
+            weight: Some(1),
+            priority: Some(Priority::Low),
+            compute: gpus().map(|gpu| ComputeLimit { gpu, percent: 50 }).collect(),
+            gang: Some(GangName { name: "g".repeat(MAX_GANG_NAME), size: MAX_GANG_MEMBERS }),
+            ..Wishes::default()
+        };
+        // The library cuts names after 64 letters.
+        let newcomer = Register::newcomer(1, "\u{10ffff}".repeat(64));
+        let register = Register { run: Some(1), usage: gpus().map(usage).collect(), asked, ..newcomer };
+        let segments = vec![HostSegment { number: 1, bytes: 1 }; MAX_SEGMENTS_HELD];
+        let held = Request::Client(ClientMessage::HostHeld { segments });
+        for (request, expected) in [(Request::Register(register), 6 << 10), (held, 9 << 10)] {
+            for version in [OLDEST, VERSION] {
+                let bytes = codec::encode_in(version, &request).unwrap().len();
+                assert!(bytes <= expected && expected <= MAX_FRAME_OF_CLIENT, "{bytes} of {expected}");
+            }
+        }
+    }
 
     /// As the status of more rows than one frame has room for.
     #[tokio::test]

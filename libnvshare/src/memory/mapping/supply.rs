@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nvshare_proto::{ClientMessage, HostSegment};
+use nvshare_proto::{ClientMessage, HostSegment, MAX_SEGMENTS_HELD};
 
 use crate::process::lock::lock;
 use crate::process::{bell, lifecycle, log};
@@ -133,8 +133,8 @@ pub(crate) fn on_registered() -> Option<ClientMessage> {
     supply.offers = !supply.driver_refuses;
     (supply.asked, supply.wanted) = (None, None);
     supply.to_return.clear();
-    let segments: Vec<HostSegment> =
-        supply.held.iter().map(|(&number, &bytes)| HostSegment { number, bytes }).collect();
+    let held = supply.held.iter().take(MAX_SEGMENTS_HELD);
+    let segments: Vec<HostSegment> = held.map(|(&number, &bytes)| HostSegment { number, bytes }).collect();
     (!segments.is_empty()).then_some(ClientMessage::HostHeld { segments })
 }
 
