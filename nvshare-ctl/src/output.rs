@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 /// The reason why a command failed, and its exit code.
@@ -67,6 +68,15 @@ pub(crate) fn print_to_reader(text: &str) -> Result<bool, Failure> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(format!("standard output: {error}").into()),
     }
+}
+
+/// Whether standard output still has a reader, as far as that is known without a write.
+pub(crate) fn has_reader() -> bool {
+    let out = io::stdout();
+    // The kernel tells of the end of a pipe, or of a socket, unasked.
+    let mut watched = [PollFd::new(&out, PollFlags::empty())];
+    let _ = poll(&mut watched, Some(&Timespec::default()));
+    !watched[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
 /// Prints a line.

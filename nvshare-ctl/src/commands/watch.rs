@@ -9,7 +9,7 @@ use nvshare_admin::{Error, Scheduler, Told, Watch};
 use nvshare_proto::{EventKind, GpuUuid, WatchFrom};
 
 use crate::events::Line;
-use crate::output::{Done, Failure, print_to_reader};
+use crate::output::{Done, Failure, has_reader, print_to_reader};
 use crate::show;
 
 /// Time between two looks for a scheduler that has gone.
@@ -39,14 +39,15 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
         let goes_on = match watch.wait() {
             Ok(Some(Told::Event(event, phases))) => printer.print(Line::of(&event, &phases))?,
             Ok(Some(Told::Missed(count))) => printer.print(Line::missed(count))?,
-            Ok(Some(Told::Alive)) => printer.print_rest()?,
+            Ok(Some(Told::Alive)) => printer.print_rest()? && has_reader(),
             Ok(None) => return printer.print_rest().map(drop),
             Err(error) if options.no_follow => return Err(error.into()),
             Err(error) => {
                 if !printer.print(Line::lost(error.to_string()))? {
                     return Ok(());
                 }
-                watch = join_again(scheduler, &watch)?;
+                let Some(joined) = join_again(scheduler, &watch)? else { return Ok(()) };
+                watch = joined;
                 printer.gpus = names(scheduler);
                 printer.print(Line::joined())?
             }
@@ -57,12 +58,15 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
     }
 }
 
-/// Waits for a scheduler, and goes on where the last one ended.
-fn join_again(scheduler: &Scheduler, lost: &Watch) -> Result<Watch, Failure> {
+/// Waits for a scheduler, and goes on where the last one ended; none: nobody reads any more.
+fn join_again(scheduler: &Scheduler, lost: &Watch) -> Result<Option<Watch>, Failure> {
     loop {
         sleep(LOOK_EVERY);
+        if !has_reader() {
+            return Ok(None);
+        }
         match scheduler.watch(lost.place(), true) {
-            Ok(watch) => return Ok(watch),
+            Ok(watch) => return Ok(Some(watch)),
             // Another scheduler may refuse this user, or have another version: waiting does not change that.
             Err(error @ (Error::NotAnAdministrator { .. } | Error::Refused(_))) => return Err(error.into()),
             Err(_) => {}

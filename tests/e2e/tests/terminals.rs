@@ -1,6 +1,6 @@
 //! Output on terminals: colours, small ones, and readers that go early.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
@@ -123,6 +123,30 @@ fn a_reader_that_goes_early_is_no_failure() {
         child.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
         let status = child.wait().expect("it ends");
         assert!(status.success() && said.is_empty(), "{arguments:?}: {status} {said}");
+    }
+}
+
+#[test]
+fn a_watcher_whose_reader_has_gone_ends_though_nothing_happens() {
+    for is_scheduler_there in [true, false] {
+        let world = World::simulated(CARD);
+        let mut scheduler = Some(Scheduler::start(&world, &[]));
+        let mut watcher = Command::new(&Artifacts::get().ctl)
+            .args(["watch", "--json", "--kept"])
+            .env("NVSHARE_ADMIN_SOCKET", world.admin_socket())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let mut lines = BufReader::new(watcher.stdout.take().expect("a pipe")).lines();
+        let mut next = || lines.next().expect("a line").expect("text");
+        assert!(next().contains("started"));
+        if !is_scheduler_there {
+            scheduler.take().expect("it serves").kill();
+            assert!(next().contains("lost"));
+        }
+        drop(lines);
+        wait_until("it ends", || watcher.try_wait().expect("a child").is_some());
+        assert!(watcher.wait().expect("it has ended").success(), "{is_scheduler_there}");
     }
 }
 
