@@ -269,22 +269,35 @@ pub(super) enum Given {
     NotYet,
 }
 
+/// A process gets the memory of a handle. Returns the descriptors of it, and the memory's extent.
+///
+/// # Errors
+/// The process gets none, or none yet.
+fn begin_loan(handle: &Handle, process: libc::pid_t) -> Result<(Arc<Export>, Extent), Given> {
+    let mut exports = lock(&EXPORTS);
+    let &Entry { holder: number, offset, asked, .. } = exports.given(handle).ok_or(Given::Answered)?;
+    let holder = exports.holders.get_mut(&number).ok_or(Given::Answered)?;
+    let export = holder.export.clone().ok_or(Given::NotYet)?;
+    let is_there = holder.loans.add(process);
+    // Processes that have ended have lost their loans, whether or not there is a new one.
+    holder.settle();
+    if is_there {
+        let parts = export.parts.iter().map(|(bytes, _)| *bytes).collect();
+        return Ok((export, Extent { offset, asked, parts }));
+    }
+    let gone = exports.tidy(number);
+    drop(exports);
+    // Descriptors are closed without the lock.
+    drop((export, gone));
+    Err(Given::Answered)
+}
+
 /// Gives the memory of a handle to the process that asks for it. The driver is not called.
 pub(super) fn give(handle: &Handle, asker: &Asker) -> Given {
     let Some(process) = asker.process() else { return Given::Answered };
-    let (export, given) = {
-        let mut exports = lock(&EXPORTS);
-        let Some(&Entry { holder: number, offset, asked, .. }) = exports.given(handle) else {
-            return Given::Answered;
-        };
-        let Some(holder) = exports.holders.get_mut(&number) else { return Given::Answered };
-        let Some(export) = holder.export.clone() else { return Given::NotYet };
-        if !holder.loans.add(process) {
-            return Given::Answered;
-        }
-        holder.settle();
-        let parts = export.parts.iter().map(|(bytes, _)| *bytes).collect();
-        (export, Extent { offset, asked, parts })
+    let (export, given) = match begin_loan(handle, process) {
+        Ok(begun) => begun,
+        Err(given) => return given,
     };
     static FAILS: ThrottledLine = ThrottledLine::new(log::warn);
     let sent = match export.numbers() {
@@ -415,6 +428,10 @@ pub(crate) fn close_after_fork() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::types::CUcontext;
+    use crate::memory::allocations::Kind;
+    use crate::memory::mapping::Mapped;
+    use crate::work::contexts;
 
     /// A holder whose memory is gone, with descriptors.
     fn holder() -> Holder {
@@ -453,6 +470,30 @@ mod tests {
         lent.loans.end(me);
         lent.settle();
         assert!(names(&lent).is_empty());
+    }
+
+    #[test]
+    fn memory_is_back_though_one_that_asks_for_it_has_ended_as_well() {
+        let context = contexts::learn(CUcontext(0x64_0000 as *mut _), 64);
+        let allocation = Allocation::new(0x64_1000, 8, 64, context, Kind::Mapped, 0);
+        let (memory, number) = (Arc::new(allocation.with_chunks(Some(Mapped::of_nothing()))), 1 << 62);
+        let sleep = || std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let (mut borrower, mut asker) = (sleep(), sleep());
+        let mut lent = holder();
+        lent.memory = Arc::downgrade(&memory);
+        assert!(lent.loans.add(borrower.id() as libc::pid_t));
+        lent.settle();
+        assert!(memory.is_pinned() && !lent.sharing.is_empty());
+        lock(&EXPORTS).holders.insert(number, lent);
+        lock(&EXPORTS).entries.insert(number, entry(number));
+        for child in [&mut borrower, &mut asker] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        let handle = Handle { exporter: [0; 16], allocation: number, secret: [0; 16] };
+        assert_eq!(begin_loan(&handle, asker.id() as libc::pid_t).err(), Some(Given::Answered));
+        assert!(lock(&EXPORTS).holders[&number].sharing.is_empty() && !memory.is_pinned());
+        forget(number);
     }
 
     #[test]

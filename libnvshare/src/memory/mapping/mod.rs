@@ -282,6 +282,22 @@ impl Mapped {
     }
 }
 
+#[cfg(test)]
+impl Mapped {
+    /// An allocation without addresses.
+    pub(crate) fn of_nothing() -> Self {
+        Self {
+            asked: 0,
+            chunks: Mutex::default(),
+            stopped: Condvar::new(),
+            pins: AtomicU8::new(0),
+            is_shared: AtomicBool::new(false),
+            program: None,
+            is_slab: false,
+        }
+    }
+}
+
 /// Unmaps and releases the memory behind a chunk that no view shows.
 pub(super) fn destroy(base: CUdeviceptr, chunk: &mut Chunk) {
     let Some(physical) = chunk.physical else { return };
