@@ -133,6 +133,7 @@ fn gone(context: &Arc<Context>) {
     arrays::forget_context(context);
     deferred_free::forget_context(context);
     free::forget_context(context);
+    let _alone = lock(&ACCESS_CHANGES);
     for (device, other) in peers::forget_context(context) {
         set_peers(device, Some(other));
     }
