@@ -216,9 +216,8 @@ fn scheduling_that_is_switched_off_wakes_a_program() {
     expect_all_done(guest);
 }
 
-/// Its turn on the card that it left would come after a minute.
-#[test]
-fn a_program_wakes_on_another_card_where_its_own_has_no_room() {
+/// A program that sleeps is sent for by `wake`, while its own card has no room for it. Its turn there would come after a minute.
+fn wake_on_another_card(wake: impl FnOnce(&Asleep, &Running)) {
     let cards = [&CARD[..], &[("NVSIM_GPUS", "2")]].concat();
     let asleep = Asleep::on(&cards, &["--tq", "60", "--gpu-memory", "64MiB", "--wake-elsewhere"]);
     let guest = asleep.guest("launch", &[]);
@@ -229,9 +228,25 @@ fn a_program_wakes_on_another_card_where_its_own_has_no_room() {
         let has_all = |usage: &Usage| usage.allocated >= 60 << 20;
         status.find(busy.pid()).is_some_and(|client| client.usage.iter().any(has_all))
     });
+    wake(&asleep, &guest);
+    asleep.scheduler.wait_for_log("comes back to GPU-");
+    asleep.scheduler.wait_for_log("is awake again");
     asleep.go();
     expect_all_done(guest);
-    asleep.scheduler.wait_for_log("comes back to GPU-");
     asleep.world.stop();
     busy.finish().intact();
+}
+
+#[test]
+fn a_program_wakes_on_another_card_where_its_own_has_no_room() {
+    wake_on_another_card(|asleep, _| asleep.go());
+}
+
+/// No call of the program waits.
+#[test]
+fn an_administrator_wakes_a_program_on_another_card() {
+    wake_on_another_card(|asleep, guest| {
+        let said = asleep.ctl("wake", guest);
+        assert!(said.contains("wakes up"), "{said}");
+    });
 }

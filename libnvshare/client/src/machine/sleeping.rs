@@ -7,7 +7,8 @@
 //!
 //! A call of the program that waits asks the scheduler for the way back, since the card may be full. If no scheduler answers for as long
 //! as a parked program waits for one, the process comes back on its own. A scheduler that sends it to another GPU knows that there is memory.
-//! The process registers anew then, as one that sleeps there.
+//! The process registers anew then, as one that sleeps there. It asks for its way back there, also if no call waits: an administrator may have
+//! sent for it.
 
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub(super) struct Sleeper {
     stage: Stage,
     /// Since when a call of the program waits for the way back.
     wanted_since: Option<Duration>,
+    /// The process was sent to another GPU, to come back there. It says so on each connection until it is back.
+    is_sent_for: bool,
     /// WAKE_WANTED is said on this connection.
     is_said: bool,
     /// The process is to come back as soon as it is asleep.
@@ -83,6 +86,7 @@ impl Machine {
             (_, M::Sleep) => self.fall_asleep(),
             (_, M::Wake) => self.come_back(),
             (Stage::Asleep, M::Move { from, to }) => {
+                self.sleeper.is_sent_for = true;
                 self.act(Action::ChangePlaces { gpus: [from, to] });
                 self.register_anew(now);
             }
@@ -224,7 +228,8 @@ impl Machine {
 
     /// Asks for the way back, once on each connection.
     fn say_wanted(&mut self) {
-        let is_new = self.sleeper.stage == Stage::Asleep && self.sleeper.is_wanted() && !self.sleeper.is_said;
+        let is_to_come = self.sleeper.is_wanted() || self.sleeper.is_sent_for;
+        let is_new = self.sleeper.stage == Stage::Asleep && is_to_come && !self.sleeper.is_said;
         if is_new && self.connected {
             self.sleeper.is_said = true;
             self.act(Action::Send(ClientMessage::WakeWanted));

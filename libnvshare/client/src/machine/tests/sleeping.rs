@@ -210,6 +210,30 @@ fn one_that_is_sent_to_another_gpu_registers_anew_and_comes_back_there() {
     assert_eq!(client.feed(TOOK), [AWAKE]);
 }
 
+/// An administrator has sent for it.
+#[test]
+fn one_that_is_sent_to_another_gpu_or_refused_there_asks_though_no_call_waits() {
+    let asks = |client: &mut Client| {
+        client.feed(Input::Registering);
+        let registered = SchedulerMessage::Registered { client: 2, hold: InitialState::Parked };
+        assert_eq!(client.hear(registered), [said(ClientMessage::Asleep), said(ClientMessage::WakeWanted)]);
+        assert_eq!(client.hear(SchedulerMessage::Wake), [Action::Post(MoverOrder::Wake)]);
+    };
+    let mut client = asleep();
+    client.hear(MOVE);
+    asks(&mut client);
+    assert_eq!(client.feed(Input::MovedBack), [Action::Reconnect]);
+    asks(&mut client);
+    assert_eq!(client.feed(TOOK), [AWAKE]);
+    // The next sleep is another one.
+    client.hear(SchedulerMessage::Sleep);
+    client.feed(Input::Asleep);
+    client.feed(Input::Lost);
+    client.feed(Input::Registering);
+    let registered = SchedulerMessage::Registered { client: 3, hold: InitialState::Parked };
+    assert_eq!(client.hear(registered), [said(ClientMessage::Asleep)]);
+}
+
 #[test]
 fn one_that_is_awake_or_on_its_way_is_not_sent_anywhere() {
     let mut client = Client::registered(InitialState::Parked);
@@ -248,7 +272,7 @@ fn one_that_is_refused_the_other_gpu_while_scheduling_is_off_asks_as_well() {
     assert_eq!(client.feed(Input::MovedBack), [Action::Reconnect]);
     client.feed(Input::Registering);
     let free = SchedulerMessage::Registered { client: 3, hold: InitialState::Free };
-    assert_eq!(client.hear(free), [said(ClientMessage::Asleep)]);
+    assert_eq!(client.hear(free), [said(ClientMessage::Asleep), said(ClientMessage::WakeWanted)]);
     client.hear(SchedulerMessage::Wake);
     assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }));
 }
