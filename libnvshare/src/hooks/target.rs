@@ -33,7 +33,7 @@ pub(crate) fn target() -> Option<(&'static Device, Arc<Context>)> {
 /// The same for a stream-ordered allocation, which is on the device of the stream.
 pub(crate) fn target_of(stream: CUstream) -> Option<(&'static Device, Arc<Context>)> {
     let current = target()?;
-    if devices::all().nth(1).is_none() {
+    if devices::all().nth(1).is_none() && devices::are_complete() {
         return Some(current);
     }
     match driver::context_of(stream).ok()? {

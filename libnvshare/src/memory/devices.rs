@@ -96,6 +96,8 @@ pub(crate) type Account = nvshare_client::Account<QuotaCell>;
 static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
 /// Whether these are all that the driver has.
 static IS_COMPLETE: OnceLock<bool> = OnceLock::new();
+/// Devices that the driver does not describe, and that have a limit. Nothing is admitted there, and the scheduler hears nothing of them.
+static CLOSED: OnceLock<Vec<Device>> = OnceLock::new();
 
 /// The devices, once [`discover`]ed.
 pub(crate) fn all() -> impl Iterator<Item = &'static Device> {
@@ -107,9 +109,14 @@ pub(crate) fn used() -> impl Iterator<Item = &'static Device> {
     all().filter(|device| used_devices::contains(device.ordinal))
 }
 
-/// The device of this ordinal.
+/// The device of this ordinal, a closed one as well.
 pub(crate) fn get(ordinal: CUdevice) -> Option<&'static Device> {
-    all().find(|device| device.ordinal == ordinal)
+    all().chain(CLOSED.get().into_iter().flatten()).find(|device| device.ordinal == ordinal)
+}
+
+/// Whether all devices that the driver has are known.
+pub(crate) fn are_complete() -> bool {
+    IS_COMPLETE.get() == Some(&true)
 }
 
 /// The device of this UUID.
@@ -131,7 +138,7 @@ pub(crate) fn change_places([from, to]: [GpuUuid; 2]) {
 
 /// The unused devices that are like the only one in use. None, if the driver has devices of which nothing is known.
 pub(crate) fn alike() -> Vec<GpuUuid> {
-    if IS_COMPLETE.get() != Some(&true) {
+    if !are_complete() {
         return Vec::new();
     }
     let facts = |device: &Device| (used_devices::contains(device.ordinal), device.model, device.uuid());
@@ -150,27 +157,46 @@ fn alike_among(devices: &[(bool, Model, GpuUuid)]) -> Vec<GpuUuid> {
 pub(crate) fn discover(config: &Config) {
     DEVICES.get_or_init(|| {
         let count = driver::device_count().unwrap_or(0).max(0) as usize;
-        let warn = |index: usize, error: &CUresult| log::warn(format_args!("device {index}: {error:?}"));
-        let devices: Vec<Device> = (0..count.min(used_devices::MAX_DEVICES))
-            .filter_map(|index| describe(index, config).inspect_err(|error| warn(index, error)).ok())
-            .collect();
-        let _ = IS_COMPLETE.set(devices.len() == count);
+        let (mut devices, mut closed) = (Vec::new(), Vec::new());
+        for index in 0..count {
+            match identify(index) {
+                Ok(identity) => devices.push(describe(index, identity, config)),
+                Err(error) if config.limit(index).is_some() => {
+                    log::error(format_args!(
+                        "device {index} cannot be described: {error:?}; it has a limit, so the program gets no memory there"
+                    ));
+                    let device = describe(index, (index as CUdevice, GpuUuid([0; 16]), 0), config);
+                    device.shut_out();
+                    closed.push(device);
+                }
+                Err(error) => log::warn(format_args!("device {index}: {error:?}")),
+            }
+        }
+        let _ = (IS_COMPLETE.set(devices.len() == count), CLOSED.set(closed));
         devices
     });
 }
 
-fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
-    let ordinal = driver::device(index as i32)?;
-    let concurrent = driver::device_attribute(ordinal, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)? != 0;
+/// The ordinal of a device, its GPU, and its bytes.
+fn identify(index: usize) -> Result<(CUdevice, GpuUuid, u64), CUresult> {
+    if index >= used_devices::MAX_DEVICES {
+        return Err(CUresult::NOT_SUPPORTED);
+    }
+    let ordinal = driver::device(index as CUdevice)?;
+    Ok((ordinal, GpuUuid(driver::device_uuid(ordinal)?), driver::device_total(ordinal)?))
+}
+
+/// A device. An attribute that the driver does not tell is 0, so that memory is not moved for which it is needed.
+fn describe(index: usize, (ordinal, gpu, total): (CUdevice, GpuUuid, u64), config: &Config) -> Device {
+    let attribute = |attribute| driver::device_attribute(ordinal, attribute).unwrap_or_default();
+    let concurrent = attribute(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS) != 0;
     let mut memory = config.memory;
     if memory == MemoryMode::Managed && !concurrent {
         log::warn(format_args!("device {index} cannot share managed memory; its memory is not moved"));
         memory = MemoryMode::Off;
     }
     if memory == MemoryMode::Swap {
-        let mappings =
-            driver::device_attribute(ordinal, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?;
-        if mappings == 0 {
+        if attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0 {
             log::warn(format_args!("device {index} has no mappings of its own; its memory is not moved"));
             memory = MemoryMode::Off;
         } else {
@@ -184,23 +210,18 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
             }
         }
     }
-    let terms = DeviceFacts {
-        gpu: GpuUuid(driver::device_uuid(ordinal)?),
-        total: driver::device_total(ordinal)?,
-        limit: config.limit(index),
-        is_of_seat: config.is_in_seat(),
-        oversubscribe: config.oversubscribe && memory != MemoryMode::Swap,
-    };
+    let (limit, is_of_seat) = (config.limit(index), config.is_in_seat());
+    let oversubscribe = config.oversubscribe && memory != MemoryMode::Swap;
+    let terms = DeviceFacts { gpu, total, limit, is_of_seat, oversubscribe };
     let attributes = [
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
     ];
-    let model = attributes.map(|attribute| driver::device_attribute(ordinal, attribute).unwrap_or_default());
-    Ok(Device {
+    Device {
         ordinal,
-        model: (terms.total, model),
-        total: terms.total,
+        model: (total, attributes.map(attribute)),
+        total,
         memory,
         managed_pools: concurrent && memory != MemoryMode::Off,
         free_at_first: OnceLock::new(),
@@ -210,7 +231,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         graph_nodes: AtomicU64::new(0),
         first_pool: OnceLock::new(),
         several_pools: AtomicBool::new(false),
-    })
+    }
 }
 
 /// Least room that counts as lost when the driver lacks memory, in bytes: about what a context takes.

@@ -11,6 +11,7 @@ nvshare_harness::with_both_memories! {
     over_quota_is_out_of_memory_and_nothing_else_changes
     without_a_scheduler_a_limit_holds_all_the_same
     what_one_pool_keeps_serves_no_other
+    a_device_that_cannot_be_described_gives_no_memory_if_it_has_a_limit
     programs_see_their_limit_and_what_is_free_of_the_card
     odd_arguments_get_the_drivers_own_answers
 }
@@ -60,6 +61,18 @@ fn what_one_pool_keeps_serves_no_other(memory: &str) {
         let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
         let guest = Program::guest(&world, "pools_apart", &[]).env("NVSHARE_MEM_LIMIT", "100MiB");
         guest.env("NVSIM_MANAGED_POOLS", managed).start().finish().passed();
+    }
+}
+
+fn a_device_that_cannot_be_described_gives_no_memory_if_it_has_a_limit(memory: &str) {
+    let world = World::with_memory(memory, &[CARD, &[("NVSIM_GPUS", "2"), ("NVSIM_UNNAMED", "1")]].concat());
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    for (limited, answer, level) in
+        [("NVSHARE_MEM_LIMIT", "2", "ERROR"), ("NVSHARE_MEM_LIMIT_0", "0", "WARN")]
+    {
+        let guest = Program::guest(&world, "unnamed_gpu", &[answer]).env(limited, "256MiB").start().finish();
+        guest.passed();
+        assert!(has_line(&guest.log, level, &["device 1"]), "{}", guest.log);
     }
 }
 

@@ -71,6 +71,8 @@ pub(crate) struct Config {
     pub(crate) slow_allocations: (u64, Duration),
     /// Calls of a kind wait for as long as this file is there; one that waits makes a file of that name with the ending `waits`.
     pub(crate) held: Option<(Held, PathBuf)>,
+    /// The driver has no UUID for this device of the process.
+    pub(crate) unnamed: Option<i32>,
     /// Cards cannot reach each other's memory for as long as this file is there.
     pub(crate) refused_peers: Option<PathBuf>,
     /// While this file is there, a card is lost: see [`Config::lost`].
@@ -116,7 +118,7 @@ impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
     /// `NVSIM_CONTEXT`, `NVSIM_STACKS`, `NVSIM_MODULE` (bytes), `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `NVSIM_FIXED_CARDS=1`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD` (a kind of calls, and a file: `out:/tmp/held`),
-    /// `NVSIM_REFUSED_PEERS` and `NVSIM_LOST` (files),
+    /// `NVSIM_UNNAMED` (a device), `NVSIM_REFUSED_PEERS` and `NVSIM_LOST` (files),
     /// `NVSIM_MOST_LOCKED` and `NVSIM_MOST_PRIVATE` (bytes), `NVSIM_LOCK_SHARED=0`, `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
@@ -172,6 +174,7 @@ impl Config {
             refused_ptx: env::var("NVSIM_REFUSED_PTX").ok(),
             slow_allocations: slow_allocations().unwrap_or_default(),
             held: env::var("NVSIM_HELD").ok().map(|text| held(&text)),
+            unnamed: env::var("NVSIM_UNNAMED").ok().and_then(|device| device.parse().ok()),
             refused_peers: env::var_os("NVSIM_REFUSED_PEERS").map(PathBuf::from),
             lost: env::var_os("NVSIM_LOST").map(PathBuf::from),
             fault: number("NVSIM_FAULT", 0.256) * 1e9,

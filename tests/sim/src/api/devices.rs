@@ -4,10 +4,16 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::{api, give, status};
 use crate::exit;
-use crate::process::{self, INVALID_VALUE, NOT_FOUND, SUCCESS};
+use crate::process::{self, Failure, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, SUCCESS};
 use crate::world::Ran;
 
 const VERSION: c_int = 13_000;
+
+fn uuid_of(device: c_int) -> Result<[u8; 16], Failure> {
+    let p = process::get()?;
+    let gpu = p.gpu_of(device)?;
+    if p.world.config().unnamed == Some(device) { Err(NOT_SUPPORTED) } else { Ok(p.world.uuid(gpu)) }
+}
 
 api! {
     fn cuInit(_flags: c_uint) { status(process::init()) }
@@ -23,8 +29,8 @@ api! {
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
         SUCCESS
     }
-    fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, process::get().and_then(|p| Ok(p.world.uuid(p.gpu_of(device)?)))) } }
-    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, process::get().and_then(|p| Ok(p.world.uuid(p.gpu_of(device)?)))) } }
+    fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, uuid_of(device)) } }
+    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, uuid_of(device)) } }
     fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { unsafe { give(bytes, process::get().map(|p| p.world.config().memory as usize)) } }
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, _device: c_int) {
         let concurrent = i32::from(std::env::var_os("NVSIM_NO_CONCURRENT_ACCESS").is_none());
