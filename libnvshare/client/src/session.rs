@@ -128,8 +128,8 @@ pub trait Host {
     fn count_deferral(&mut self);
     /// Tells the user that the program runs without a scheduler.
     fn warn_alone(&mut self);
-    /// Tells the user that the program waits for the scheduler's answer: for what, and for how long at most.
-    fn say_waiting(&mut self);
+    /// Tells the user that the program waits for the scheduler's answer, and for how long at most.
+    fn say_waiting(&mut self, patience: Duration);
 }
 
 /// Whether a device has so much unused room that it is offered at once, rather than at the next round of the session.
@@ -331,7 +331,7 @@ impl Session {
             Action::CountHandOver => host.count_hand_over(),
             Action::CountDeferral => host.count_deferral(),
             Action::WarnAlone => host.warn_alone(),
-            Action::SayWaiting => host.say_waiting(),
+            Action::SayWaiting(patience) => host.say_waiting(patience),
         }
     }
 

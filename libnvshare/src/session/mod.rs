@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use nvshare_client::MoverOrder;
 use nvshare_client::launch_window::InFlight;
-use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::session::{Done, Host, Session};
 use nvshare_proto::pace::RECONNECT_EVERY;
 use nvshare_proto::{
@@ -559,11 +558,11 @@ impl Host for Library {
         ));
     }
 
-    fn say_waiting(&mut self) {
+    fn say_waiting(&mut self, patience: Duration) {
         log::warn(format_args!(
             "the scheduler at {} does not answer; the program waits for it, for {} s at most",
             config::socket().display(),
-            RETURN_PATIENCE.as_secs()
+            patience.as_secs()
         ));
     }
 }

@@ -496,7 +496,7 @@ fn a_scheduler_that_dies_leaves_it_asleep_until_a_call_waits() {
     std::fs::remove_file(world.socket()).expect("the socket");
     let finished = guest.finish();
     finished.passed();
-    assert!(begin.elapsed() >= Duration::from_secs(4), "a scheduler has a while to come back");
+    assert!(begin.elapsed() >= Duration::from_secs(29), "a scheduler has a while to come back");
     assert_eq!(finished.out, "ready\ncalled\ndone\n");
 }
 

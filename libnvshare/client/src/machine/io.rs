@@ -158,6 +158,6 @@ pub enum Action {
     },
     /// Tell the user, once, that there is no scheduler.
     WarnAlone,
-    /// Tell the user that the program waits for the scheduler's answer.
-    SayWaiting,
+    /// Tell the user that the program waits for the scheduler's answer, and for how long at most.
+    SayWaiting(Duration),
 }

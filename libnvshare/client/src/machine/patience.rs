@@ -8,6 +8,9 @@ use super::{Action, Machine};
 
 /// Longest time that a parked program waits for a scheduler that is lost or does not answer. Then the program runs alone.
 pub const RETURN_PATIENCE: Duration = Duration::from_secs(5);
+/// The same for a process that is off the card. A scheduler that is replaced is back within this time. Without one, nobody knows whether the card
+/// has room, and a process that finds too little is lost.
+pub(super) const WAKE_PATIENCE: Duration = Duration::from_secs(30);
 /// A program that waits longer than this for a scheduler's answer tells the user.
 const SAY_AFTER: Duration = Duration::from_secs(1);
 /// Time without a message of the scheduler, while a program waits, after which a PING asks whether the scheduler lives.
@@ -43,14 +46,15 @@ impl Machine {
         let waits = lacking || self.waits();
         if let Some(since) = self.silent_since {
             let Some(since) = self.sleeper.counts_from(since) else { return };
-            if now.saturating_sub(since) >= RETURN_PATIENCE {
+            let patience = if self.sleeper.is_awake() { RETURN_PATIENCE } else { WAKE_PATIENCE };
+            if now.saturating_sub(since) >= patience {
                 self.reconnect();
                 self.go_alone();
             } else if now.saturating_sub(since) >= SAY_AFTER && !self.said_waiting && !self.warned {
                 // A part of the program waits: a thread at the gate, an allocation, or the call that made the first contact.
                 self.said_waiting = waits || !self.was_answered;
                 if self.said_waiting {
-                    self.act(Action::SayWaiting);
+                    self.act(Action::SayWaiting(patience));
                 }
             }
         } else if waits && now.saturating_sub(self.heard_at) >= PING_AFTER {

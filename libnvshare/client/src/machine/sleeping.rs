@@ -5,8 +5,8 @@
 //! is brought back by WAKE alone: the scheduler knows where there is memory for it. Its messages from before it heard ASLEEP are
 //! void, and it says what is true when the process is back.
 //!
-//! A call of the program that waits asks the scheduler for the way back, since the card may be full. If no scheduler answers for as long
-//! as a parked program waits for one, the process comes back on its own. A scheduler that sends it to another GPU knows that there is memory.
+//! A call of the program that waits asks the scheduler for the way back, since the card may be full. If none answers for
+//! [`WAKE_PATIENCE`](super::patience::WAKE_PATIENCE), the process comes back on its own. A scheduler that sends it to another GPU knows that there is memory.
 //! The process registers anew then, as one that sleeps there. It asks for its way back there, also if no call waits: an administrator may have
 //! sent for it.
 

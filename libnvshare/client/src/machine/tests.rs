@@ -292,7 +292,7 @@ fn a_scheduler_that_hangs_is_as_good_as_lost() {
     client.hear(SchedulerMessage::Pong);
     assert_eq!(client.tick(4900, 0, 0), []);
     assert_eq!(client.tick(100, 0, 0), [Action::Send(ClientMessage::Ping)]);
-    assert_eq!(client.wait(MS(4900)), [Action::SayWaiting]);
+    assert_eq!(client.wait(MS(4900)), [Action::SayWaiting(RETURN_PATIENCE)]);
     let alone = client.tick(100, 0, 0);
     assert_eq!(alone, [Action::Reconnect, Action::StopMetering, Action::Begin { anyway: false }]);
 }
@@ -325,7 +325,7 @@ fn a_process_that_was_stopped_takes_no_scheduler_for_silent() {
     // Nobody answers.
     assert_eq!(client.tick(60_000, 0, 0), []);
     let alone = client.wait(RETURN_PATIENCE);
-    assert_eq!(alone[..2], [Action::SayWaiting, Action::Reconnect]);
+    assert_eq!(alone[..2], [Action::SayWaiting(RETURN_PATIENCE), Action::Reconnect]);
 }
 
 #[test]
@@ -333,14 +333,14 @@ fn a_program_that_waits_for_an_answer_says_so_once_after_a_second() {
     let mut starting = Client::new();
     starting.feed(Input::Registering);
     assert_eq!(starting.tick(900, 0, 0), []);
-    assert_eq!(starting.tick(200, 0, 0), [Action::SayWaiting]);
+    assert_eq!(starting.tick(200, 0, 0), [Action::SayWaiting(RETURN_PATIENCE)]);
     assert_eq!(starting.tick(1000, 0, 0), []);
     // An answer ends the silence. If something waits, another silence is said anew.
     starting.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Parked });
     starting.feed(Input::Lost);
     assert_eq!(starting.wait(MS(2000)), [], "nothing waits");
     starting.feed(Input::ThreadsWaiting);
-    assert_eq!(starting.tick(100, 0, 0), [Action::SayWaiting]);
+    assert_eq!(starting.tick(100, 0, 0), [Action::SayWaiting(RETURN_PATIENCE)]);
 }
 
 #[test]
@@ -349,7 +349,12 @@ fn a_gate_that_opened_before_the_answer_to_register_is_registered_as_it_is() {
     client.feed(Input::Registering);
     assert_eq!(
         client.wait(MS(5000)),
-        [Action::SayWaiting, Action::Reconnect, Action::StopMetering, Action::Begin { anyway: false }]
+        [
+            Action::SayWaiting(RETURN_PATIENCE),
+            Action::Reconnect,
+            Action::StopMetering,
+            Action::Begin { anyway: false }
+        ]
     );
     client.feed(Input::Began);
     let late = client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Parked });
@@ -485,7 +490,7 @@ fn nothing_waits_for_room_of_a_scheduler_that_is_lost_or_does_not_schedule() {
     asks.now += RETURN_PATIENCE + PING_AFTER;
     assert_eq!(asks.tick(0, 0, 0), [Action::Send(ClientMessage::Ping)]);
     let alone = asks.wait(RETURN_PATIENCE);
-    assert_eq!(alone[..3], [Action::SayWaiting, Action::Reconnect, Action::Cancel]);
+    assert_eq!(alone[..3], [Action::SayWaiting(RETURN_PATIENCE), Action::Reconnect, Action::Cancel]);
 }
 
 #[test]

@@ -295,7 +295,7 @@ impl Host for Library {
         self.deferrals += 1;
     }
 
-    fn say_waiting(&mut self) {}
+    fn say_waiting(&mut self, _: Duration) {}
 
     fn warn_alone(&mut self) {
         self.warnings += 1;

@@ -1,6 +1,7 @@
 //! Processes that go off the card and come back.
 
 use super::*;
+use crate::machine::patience::WAKE_PATIENCE;
 
 fn said(message: ClientMessage) -> Action {
     Action::Send(message)
@@ -144,9 +145,9 @@ fn an_idle_client_goes() {
 fn without_a_scheduler_it_sleeps_until_a_call_has_waited_long_enough() {
     let mut client = asleep();
     client.feed(Input::Lost);
-    assert_eq!(client.wait(2 * RETURN_PATIENCE), [], "nothing waits");
+    assert_eq!(client.wait(2 * WAKE_PATIENCE), [], "nothing waits");
     assert_eq!(client.feed(Input::CallsWaiting), []);
-    assert!(!client.wait(RETURN_PATIENCE - MS(500)).contains(&Action::Post(MoverOrder::Wake)));
+    assert!(!client.wait(WAKE_PATIENCE - MS(500)).contains(&Action::Post(MoverOrder::Wake)));
     let woken = client.wait(MS(1000));
     assert!(woken.contains(&Action::Post(MoverOrder::Wake)), "{woken:?}");
     assert!(!woken.contains(&Action::Begin { anyway: false }), "its gate opens when it is awake");
@@ -177,7 +178,7 @@ fn the_next_scheduler_is_told_that_it_sleeps_and_what_waits() {
 fn a_scheduler_that_does_not_answer_a_waiting_call_is_given_up() {
     let mut client = asleep();
     client.feed(Input::CallsWaiting);
-    let waited = client.wait(PING_AFTER + RETURN_PATIENCE + MS(2000));
+    let waited = client.wait(PING_AFTER + WAKE_PATIENCE + MS(2000));
     assert!(waited.contains(&said(ClientMessage::Ping)), "{waited:?}");
     assert!(waited.contains(&Action::Reconnect) && waited.contains(&Action::Post(MoverOrder::Wake)));
 }
@@ -282,7 +283,7 @@ fn one_that_is_alone_and_refused_the_other_gpu_comes_back_at_once() {
     let mut client = asleep();
     client.feed(Input::CallsWaiting);
     client.hear(MOVE);
-    let woken = client.wait(RETURN_PATIENCE + MS(1000));
+    let woken = client.wait(WAKE_PATIENCE + MS(1000));
     assert!(woken.contains(&Action::Post(MoverOrder::Wake)), "{woken:?}");
     assert_eq!(client.feed(Input::MovedBack), [Action::Post(MoverOrder::Wake)]);
     assert!(client.feed(TOOK).contains(&Action::Begin { anyway: false }));
@@ -295,10 +296,10 @@ fn one_that_was_sent_elsewhere_and_finds_no_scheduler_waits_for_one() {
     client.hear(MOVE);
     let at_once = client.feed(Input::Nobody);
     assert!(!at_once.contains(&Action::Post(MoverOrder::Wake)), "{at_once:?}");
-    let later = client.wait(2 * RETURN_PATIENCE);
+    let later = client.wait(2 * WAKE_PATIENCE);
     assert!(!later.contains(&Action::Post(MoverOrder::Wake)), "nothing waits: {later:?}");
     client.feed(Input::CallsWaiting);
-    let soon = client.wait(RETURN_PATIENCE - MS(500));
+    let soon = client.wait(WAKE_PATIENCE - MS(500));
     assert!(!soon.contains(&Action::Post(MoverOrder::Wake)), "{soon:?}");
     assert!(client.wait(MS(1000)).contains(&Action::Post(MoverOrder::Wake)));
 }
