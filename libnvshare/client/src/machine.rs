@@ -69,8 +69,8 @@ pub struct Machine {
     has_undrained: bool,
     /// REQ_LOCK is sent and not answered.
     lock_requested: bool,
-    /// Threads sleep at the gate.
-    asleep: bool,
+    /// Threads of the program sleep at the gate. Whether the process is off the card is in `sleeper`.
+    threads_wait: bool,
     /// Another client waits for the lock or memory of this one.
     waiters: bool,
     idleness: Idleness,
@@ -101,7 +101,7 @@ impl Machine {
             last_drain: 0,
             has_undrained: false,
             lock_requested: false,
-            asleep: false,
+            threads_wait: false,
             waiters: false,
             idleness: Idleness::new(now),
             attempts: 0,
@@ -196,7 +196,7 @@ impl Machine {
             // While the gate is open, a thread that still counts as asleep is about to wake.
             Input::ThreadsWaiting if matches!(self.phase, Phase::Running { .. } | Phase::Free) => {}
             Input::ThreadsWaiting => {
-                self.asleep = true;
+                self.threads_wait = true;
                 self.idleness.resume(now);
                 self.calls_waiting(now);
                 self.ask();
@@ -426,7 +426,7 @@ impl Machine {
     }
 
     fn began(&mut self, now: Duration) {
-        self.asleep = false;
+        self.threads_wait = false;
         self.has_undrained = false;
         self.attempts = 0;
         self.idleness.begin(now);
@@ -484,7 +484,7 @@ impl Machine {
 
     fn ask(&mut self) {
         let closed = matches!(self.phase, Phase::Parked | Phase::Next | Phase::Idle { .. });
-        if self.asleep && closed && self.connected && !self.lock_requested && self.sleeper.is_awake() {
+        if self.threads_wait && closed && self.connected && !self.lock_requested && self.sleeper.is_awake() {
             self.lock_requested = true;
             self.act(Action::Report);
             self.act(Action::Send(ClientMessage::ReqLock));

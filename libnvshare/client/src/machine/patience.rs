@@ -38,7 +38,7 @@ impl Machine {
 
     /// Whether the program waits for something that the scheduler may have to give: the lock, or room for memory that comes back.
     pub(super) fn waits(&self) -> bool {
-        self.asleep || self.sleeper.is_wanted() || self.is_restoring()
+        self.threads_wait || self.sleeper.is_wanted() || self.is_restoring()
     }
 
     /// A program whose gate is closed and that has work, or lacks room, waits for a scheduler that answers, but not for ever.

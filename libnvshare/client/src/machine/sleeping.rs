@@ -118,7 +118,9 @@ impl Machine {
 
     fn fall_asleep(&mut self) {
         match self.sleeper.stage {
-            Stage::Awake if matches!(self.phase, Phase::Parked | Phase::Idle { .. }) && !self.asleep => {
+            Stage::Awake
+                if matches!(self.phase, Phase::Parked | Phase::Idle { .. }) && !self.threads_wait =>
+            {
                 // The scheduler has taken the lock of one that is idle, without a word.
                 self.phase = Phase::Parked;
                 self.sleeper.stage = Stage::Falling;
@@ -162,7 +164,7 @@ impl Machine {
             self.unless_asleep(message, now);
         }
         // A thread had passed the door before it closed, and came to the gate.
-        if self.asleep {
+        if self.threads_wait {
             self.calls_waiting(now);
         }
         if std::mem::take(&mut self.sleeper.is_called) {
