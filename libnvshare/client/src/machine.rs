@@ -257,7 +257,7 @@ impl Machine {
     }
 
     fn message(&mut self, message: SchedulerMessage, now: Duration) {
-        let Some(message) = self.unless_asleep(message, now) else { return };
+        let Some(message) = self.let_sleeper_take(message, now) else { return };
         match message {
             SchedulerMessage::Registered { hold, .. } => self.registered(hold, now),
             SchedulerMessage::Capacity(room) => self.act(Action::Capacity(room)),

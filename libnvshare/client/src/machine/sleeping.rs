@@ -71,8 +71,9 @@ impl Machine {
         !self.sleeper.is_awake()
     }
 
-    /// The message, if it has its effect now.
-    pub(super) fn unless_asleep(
+    /// Does what a message asks of the sleep. While the process is not awake, it also keeps messages until that is over, or voids
+    /// them: see the [module's documentation](self). Returns a message that is not for the sleep, and has its effect now.
+    pub(super) fn let_sleeper_take(
         &mut self,
         message: SchedulerMessage,
         now: Duration,
@@ -161,7 +162,7 @@ impl Machine {
         self.sleeper.stage = Stage::Asleep;
         self.act(Action::Send(ClientMessage::Asleep));
         for message in std::mem::take(&mut self.sleeper.kept) {
-            self.unless_asleep(message, now);
+            self.let_sleeper_take(message, now);
         }
         // A thread had passed the door before it closed, and came to the gate.
         if self.threads_wait {
