@@ -113,6 +113,13 @@ pub enum Absent {
     ComesByFaults,
 }
 
+/// Sums that the scheduler was told, in bytes. Lost room is in both.
+#[derive(Debug, Clone, Copy, Default)]
+struct Reported {
+    allocated: u64,
+    charged: u64,
+}
+
 /// See the [module's documentation](self). All sizes are bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Account<T> {
@@ -155,8 +162,8 @@ pub struct Account<T> {
     lost: u64,
     /// Turns that have ended since room was lost.
     turns_without: u32,
-    /// Sums that the scheduler was last told: allocated and charged. Lost room is in both.
-    reported: (u64, u64),
+    /// The sums that the scheduler was last told.
+    reported: Reported,
     /// The limit is shared with the tenant's other processes.
     tenant: Option<T>,
     limit_use: LimitUse,
@@ -186,7 +193,7 @@ impl<T: TenantQuota> Account<T> {
             made: 0,
             lost: 0,
             turns_without: 0,
-            reported: (0, 0),
+            reported: Reported::default(),
             tenant: None,
             limit_use: LimitUse::Unknown,
         }
@@ -487,7 +494,8 @@ impl<T: TenantQuota> Account<T> {
         self.unmetered = false;
         self.lost = 0;
         // Room that an eviction has made belongs to the scheduler already, though it has not been told.
-        self.room = self.reported.1.cast_signed() - self.charged.cast_signed() - self.made.cast_signed();
+        self.room =
+            self.reported.charged.cast_signed() - self.charged.cast_signed() - self.made.cast_signed();
     }
 
     /// Bytes that may be charged in addition, also those that a waiting allocation is about to take.

@@ -3,7 +3,7 @@
 use nvshare_proto::units::MIB;
 use nvshare_proto::{GpuUuid, Usage};
 
-use super::{Account, LimitUse, TenantQuota};
+use super::{Account, LimitUse, Reported, TenantQuota};
 
 /// Growth beyond this is reported at once, in bytes.
 const REPORT_STEP: u64 = 64 * MIB;
@@ -12,7 +12,7 @@ impl<T: TenantQuota> Account<T> {
     /// The usage that the scheduler is told; notes it as told. Lost room counts as allocated: a process that runs beside this
     /// one has to do without it.
     pub fn usage(&mut self) -> Usage {
-        self.reported = (self.allocated + self.lost, self.charged + self.lost);
+        self.reported = Reported { allocated: self.allocated + self.lost, charged: self.charged + self.lost };
         Usage {
             gpu: self.facts.gpu,
             total: self.facts.total,
@@ -36,7 +36,8 @@ impl<T: TenantQuota> Account<T> {
     /// Whether the last reported usage is too old. A process that did not fit the card and does now may wait for nothing else.
     #[must_use]
     pub fn is_usage_stale(&self) -> bool {
-        let (now, reported, most) = (self.allocated + self.lost, self.reported.0, self.most_on_card());
+        let (now, reported) = (self.allocated + self.lost, self.reported.allocated);
+        let most = self.most_on_card();
         !self.unmetered && (now.abs_diff(reported) > REPORT_STEP || reported > most && now <= most)
     }
 

@@ -30,8 +30,10 @@ enum Probe {
 /// A holder's work, as far as it is known.
 #[derive(Debug)]
 pub(super) struct Idleness {
-    /// The count of submissions at a look, and the time since when it is the same.
-    last_submission: (u64, Duration),
+    /// The count of submissions at the last look.
+    submissions: u64,
+    /// The time since when that count is the same. It counts anew when others begin to wait, and when work is found incomplete.
+    unchanged_since: Duration,
     /// The time since when all work has not been known to be complete.
     busy_since: Duration,
     probe: Probe,
@@ -40,7 +42,8 @@ pub(super) struct Idleness {
 
 impl Idleness {
     pub(super) fn new(now: Duration) -> Self {
-        Self { last_submission: (0, now), busy_since: now, probe: Probe::None, pauses: Pauses::default() }
+        let (probe, pauses) = (Probe::None, Pauses::default());
+        Self { submissions: 0, unchanged_since: now, busy_since: now, probe, pauses }
     }
 
     /// The gate opens. The result of an earlier look says nothing about the work that it opens for.
@@ -62,7 +65,7 @@ impl Idleness {
 
     /// The time counts from now on: others begin to wait, or the gate opens.
     pub(super) fn count_from(&mut self, now: Duration) {
-        self.last_submission.1 = now;
+        self.unchanged_since = now;
         self.busy_since = now;
     }
 
@@ -74,7 +77,7 @@ impl Idleness {
     /// Some work is not complete.
     pub(super) fn incomplete(&mut self, now: Duration) {
         self.probe = Probe::None;
-        self.last_submission.1 = now;
+        self.unchanged_since = now;
     }
 
     /// All work is complete that was submitted until the count had this value.
@@ -96,8 +99,8 @@ impl Idleness {
 
     /// Looks at the count of submissions, and whether allocations lack room: the program has work, though it submits none.
     pub(super) fn look(&mut self, submissions: u64, lacking: bool, now: Duration) -> Option<Action> {
-        if self.last_submission.0 != submissions || lacking {
-            self.last_submission = (submissions, now);
+        if self.submissions != submissions || lacking {
+            (self.submissions, self.unchanged_since) = (submissions, now);
             if let Probe::Complete { since, .. } = self.probe {
                 self.pauses.note(now.saturating_sub(since));
             }
@@ -107,7 +110,7 @@ impl Idleness {
             return None;
         }
         match self.probe {
-            Probe::None if now.saturating_sub(self.last_submission.1) >= PROBE_AFTER => {
+            Probe::None if now.saturating_sub(self.unchanged_since) >= PROBE_AFTER => {
                 self.probe = Probe::Looking;
                 Some(Action::Post(MoverOrder::Probe))
             }
