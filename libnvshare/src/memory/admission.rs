@@ -97,7 +97,7 @@ fn charge_late(device: &'static Device, allocation: &Allocation) {
         let charge = || device.update(|account| account.charge_whole(allocation.size));
         let charged = if is_settled(&residency) { Ok(0) } else { charge() };
         if charged.is_err() {
-            awaited.iter_mut().for_each(Awaited::goes_on);
+            awaited.iter_mut().for_each(Awaited::keep_need);
         }
         drop(awaited.take());
         if let Ok(charged @ 1..) = charged {

@@ -73,13 +73,14 @@ impl Drop for UnderWay {
 #[must_use]
 pub(crate) struct Awaited<'a> {
     device: &'a Device,
-    /// Bytes that it waited for; 0: it waits on in another wait.
+    /// Bytes that it waited for; 0: [another wait](Self::keep_need) goes on.
     bytes: u64,
 }
 
 impl Awaited<'_> {
-    /// The allocation lacks room still, and another wait goes on for it. Those that wait beside it need not say anew what they need.
-    pub(crate) fn goes_on(&mut self) {
+    /// Another wait of the allocation goes on, or follows, as it lacks room still. Its need stays at the end of this one, so that those that wait
+    /// beside it need not say anew what they need.
+    pub(crate) fn keep_need(&mut self) {
         self.bytes = 0;
     }
 }
@@ -431,14 +432,10 @@ impl Device {
                 patience.waited(begin.elapsed());
             }
         }
-        let is_refused = account.is_refused(bytes);
-        if patience.next_part().is_none() {
-            drop(account);
-            self.end_waiting(bytes);
-            return None;
-        }
+        let is_in_vain = account.is_refused(bytes) || patience.next_part().is_none();
         drop(account);
-        Some(Awaited { device: self, bytes }).filter(|_| !is_refused)
+        // A wait in vain ends here, as this is dropped.
+        Some(Awaited { device: self, bytes }).filter(|_| !is_in_vain)
     }
 
     /// An allocation that waited for `bytes` does not wait any more. The scheduler hears of it at once, if it knows of a need: others would

@@ -51,7 +51,9 @@ impl Patience {
 
 impl<T: TenantQuota> Account<T> {
     /// An allocation begins to wait until there is room for `bytes`. False: it need not. Some has come since it was tried, or the lock has
-    /// gone, without which it goes on. Room that was lacking when it was tried is not asked for in addition.
+    /// gone, without which it goes on. In both cases it counts until [`Self::end_waiting`]: room that has come stays with it.
+    ///
+    /// Room that was lacking when it was tried is not asked for in addition.
     pub fn begin_waiting(&mut self, bytes: u64, wait: Wait) -> bool {
         self.waiting += 1;
         let waits = self.lacks(bytes) > 0 && self.can_wait(wait);
@@ -88,7 +90,7 @@ impl<T: TenantQuota> Account<T> {
     }
 
     /// An allocation that waited until there is room for `bytes` does not wait any more. If none waits for more, the others say anew what
-    /// they need. 0: it waits on in another wait.
+    /// they need. 0: another wait of it goes on, and its need stays.
     pub fn end_waiting(&mut self, bytes: u64) {
         self.waiting -= 1;
         if self.waiting == 0 || bytes >= self.awaited {

@@ -113,7 +113,7 @@ impl Ladder {
     }
 
     fn wait_for_room(&mut self, bytes: u64) -> bool {
-        self.awaited.iter_mut().for_each(Awaited::goes_on);
+        self.awaited.iter_mut().for_each(Awaited::keep_need);
         self.awaited = self.device.wait_for_room(bytes, Wait::of(self.kind), bell::ring);
         self.awaited.is_some()
     }
