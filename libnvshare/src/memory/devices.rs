@@ -201,7 +201,7 @@ fn describe(index: usize, (ordinal, gpu, total): (CUdevice, GpuUuid, u64), confi
             log::warn(format_args!("device {index} has no mappings of its own; its memory is not moved"));
             memory = MemoryMode::Off;
         } else {
-            gate::make_captures_wait();
+            gate::expect_empty_addresses();
             if config.oversubscribe {
                 log::warn(format_args!(
                     "{} has no effect with {}=swap: absent memory has no page faults that would bring it back",

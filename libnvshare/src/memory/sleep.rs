@@ -187,7 +187,7 @@ fn check_host(room: u64, stays: u64) -> Result<(), Stays> {
 
 /// Closes the door, and opens it again if the process stays.
 fn behind_the_door() -> Result<(), Stays> {
-    if gate::closed_for().is_none() {
+    if gate::closed_period().is_none() {
         return Err(Stays::now("it is at work"));
     }
     door::close();

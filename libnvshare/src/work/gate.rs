@@ -66,8 +66,8 @@ static TURNED_AWAY: AtomicBool = AtomicBool::new(false);
 /// How often the gate has been opened.
 static OPENINGS: AtomicU64 = AtomicU64::new(0);
 
-/// Calls on capturing streams wait like others.
-static CAPTURES_WAIT: AtomicBool = AtomicBool::new(false);
+/// Addresses may have no memory while the gate is closed. So calls that name them wait, on capturing streams as well.
+static ADDRESSES_MAY_BE_EMPTY: AtomicBool = AtomicBool::new(false);
 
 /// The record that a thread carries through the gate.
 #[derive(Debug)]
@@ -270,7 +270,7 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass
                 // Nothing runs on a capturing stream, and a capture is not delayed half-way. The exception is a call
                 // that may name addresses without memory: the driver refuses them, or takes them for the host's
                 // (measured).
-                if !CAPTURES_WAIT.load(Ordering::Relaxed) && captures::is_capturing(stream) {
+                if !ADDRESSES_MAY_BE_EMPTY.load(Ordering::Relaxed) && captures::is_capturing(stream) {
                     return outside(at_door);
                 }
                 door::leave(at_door);
@@ -360,7 +360,7 @@ pub(crate) fn try_enter(mark: &FrameMark) -> Option<Pass> {
 /// # Errors
 /// As [`enter`], for the current context.
 pub(crate) fn enter_for_addresses(mark: &FrameMark, start: fn()) -> Result<Pass, CUresult> {
-    if CAPTURES_WAIT.load(Ordering::Relaxed) {
+    if ADDRESSES_MAY_BE_EMPTY.load(Ordering::Relaxed) {
         return enter(StreamKey::LEGACY, mark, start);
     }
     Ok(Pass { slot: ptr::null(), then: Then::LeaveDoor(door::enter()) })
@@ -375,9 +375,9 @@ pub(crate) fn note_other_context() {
     }
 }
 
-/// From now on, addresses may have no memory while the gate is closed: calls that name them wait, on capturing streams too.
-pub(crate) fn make_captures_wait() {
-    CAPTURES_WAIT.store(true, Ordering::Relaxed);
+/// From now on, addresses may have no memory while the gate is closed.
+pub(crate) fn expect_empty_addresses() {
+    ADDRESSES_MAY_BE_EMPTY.store(true, Ordering::Relaxed);
 }
 
 /// Prepares the fence, before the gate closes for the first time.
@@ -468,8 +468,8 @@ pub(crate) fn close() {
     }
 }
 
-/// If the gate is closed: a number that another time has only if the gate was closed all the while.
-pub(crate) fn closed_for() -> Option<u64> {
+/// If the gate is closed: the number of this closed period. Two times with the same number have no opening in between.
+pub(crate) fn closed_period() -> Option<u64> {
     let openings = OPENINGS.load(Ordering::SeqCst);
     (STATE.load(Ordering::SeqCst) == CLOSED).then_some(openings)
 }

@@ -60,16 +60,16 @@ pub(super) struct Chunk {
     pub(super) guessed: bool,
     /// Descriptors can be made of the memory behind the chunk: since an [exchange](Mapped::make_exportable), it is created so.
     pub(super) exportable: bool,
-    /// The chunk came to the card without contents while the gate was [closed for](crate::work::gate::closed_for) this: until
-    /// the gate opens, no work can have written there.
-    pub(super) unused: Option<u64>,
+    /// The [closed period](crate::work::gate::closed_period) of the gate in which the chunk came to the card without contents. Until the
+    /// gate opens, no work can have written there.
+    pub(super) untouched_in: Option<u64>,
 }
 
 impl Chunk {
     /// A chunk that is not on the card and has no contents.
     pub(super) fn absent(offset: u64, bytes: u64) -> Self {
-        let (physical, host, unused) = (None, Vec::new(), None);
-        Self { offset, bytes, physical, host, moving: false, guessed: false, exportable: false, unused }
+        let (physical, host, untouched_in) = (None, Vec::new(), None);
+        Self { offset, bytes, physical, host, moving: false, guessed: false, exportable: false, untouched_in }
     }
 }
 

@@ -219,16 +219,16 @@ fn begin_out(
         return Begun::Nothing;
     }
     let on_card = |chunk: &mut Chunk| {
-        let is_unused = chunk.unused.is_some() && chunk.unused == gate::closed_for();
+        let is_untouched = chunk.untouched_in.is_some() && chunk.untouched_in == gate::closed_period();
         let is_copied = || looked.to_copy(allocation.base + chunk.offset, chunk.bytes, &chunk.host) > 0;
-        let leaves = chunk.physical.is_some() && (is_unused || !host_is_full || !is_copied());
-        leaves.then(|| (chunk.offset, chunk.bytes, std::mem::take(&mut chunk.host), is_unused))
+        let leaves = chunk.physical.is_some() && (is_untouched || !host_is_full || !is_copied());
+        leaves.then(|| (chunk.offset, chunk.bytes, std::mem::take(&mut chunk.host), is_untouched))
     };
-    let Some((offset, bytes, had, is_unused)) = take(allocation, mapped, index, on_card) else {
+    let Some((offset, bytes, had, is_untouched)) = take(allocation, mapped, index, on_card) else {
         return Begun::Nothing;
     };
     let (context, at) = (&allocation.context_to_move_in(), allocation.base + offset);
-    let leaving = if is_unused {
+    let leaving = if is_untouched {
         host_pool::give_back(copies::slots(had));
         Ok(Leaving::without_contents())
     } else {
@@ -301,7 +301,7 @@ fn land_out(flight: Flight, device: &Device) -> Evicted {
             return false;
         }
         chunk.host = host.take().unwrap_or_default();
-        chunk.unused = None;
+        chunk.untouched_in = None;
         allocation.residency().left(bytes);
         device.update(|account| account.unmap(bytes));
         true
@@ -542,7 +542,7 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         chunk.exportable = mapped.is_shared();
         let had_contents = !chunk.host.is_empty();
         // Before the account: with the last absent bytes back, the gate may open, and the number would be that of the opening.
-        chunk.unused = if had_contents { None } else { gate::closed_for() };
+        chunk.untouched_in = if had_contents { None } else { gate::closed_period() };
         allocation.residency().restored(bytes);
         device.update(|account| account.map(bytes));
         let (kept, free) = content::keep(std::mem::take(&mut chunk.host));
