@@ -137,18 +137,23 @@ impl Books {
         &mut self,
         uuid: GpuUuid,
         needed: u64,
-        for_clients: Option<&[ClientId]>,
+        beneficiaries: Option<&[ClientId]>,
     ) -> bool {
-        let now = self.state().now();
         let Some(gpu) = self.state().known_gpu(uuid) else { return false };
-        let evictions = self.state().evictions(gpu, needed, for_clients);
+        let evictions = self.state().evictions(gpu, needed, beneficiaries);
         self.count_work(evictions.clients_seen);
         for (victim, bytes) in evictions.orders {
-            self.change_account(victim, uuid, |account| {
-                account.evict_order = Some(EvictOrder { bytes, came: 0, given: now, since: now });
-            });
-            self.send(victim, SchedulerMessage::Evict(Amount { gpu: uuid, bytes }));
+            self.send_evict_order(victim, uuid, bytes);
         }
         evictions.suffice
+    }
+
+    /// Has a client give back this much of its room. Nothing else sends EVICT.
+    pub(crate) fn send_evict_order(&mut self, victim: ClientId, uuid: GpuUuid, bytes: u64) {
+        let now = self.state().now();
+        self.change_account(victim, uuid, |account| {
+            account.evict_order = Some(EvictOrder { bytes, came: 0, given: now, since: now });
+        });
+        self.send(victim, SchedulerMessage::Evict(Amount { gpu: uuid, bytes }));
     }
 }

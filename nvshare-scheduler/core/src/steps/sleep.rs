@@ -2,13 +2,12 @@
 //! [`state::sleep`](crate::state::sleep).
 
 use nvshare_proto::units::saturate;
-use nvshare_proto::{Amount, EventKind, GpuUuid, SchedulerMessage};
+use nvshare_proto::{EventKind, GpuUuid, SchedulerMessage};
 
 use crate::policy::patience::MAX_RESTORE;
 use crate::policy::rest;
 use crate::policy::sleep::{LOOK_ELSEWHERE_EVERY, MAX_WAIT_FOR_IDLE, MAX_WAIT_FOR_LOOK, Step};
 use crate::report::warnings::Topic;
-use crate::state::account::EvictOrder;
 use crate::state::client::{Client, ClientId, Phase};
 use crate::state::gpu::{CapacityFigures, CapacitySource};
 use crate::state::rest::Rest;
@@ -166,7 +165,6 @@ impl Books {
 
     /// Has a client give back all room that can be moved, on each of its GPUs.
     fn evict_all_of(&mut self, id: ClientId) {
-        let now = self.state().now();
         self.change_client(id, |client| {
             if let Sleep::Ordered { evicted, .. } = &mut client.sleep {
                 *evicted = true;
@@ -175,10 +173,7 @@ impl Books {
         for uuid in self.state().gpus_used_by(id) {
             let bytes = self.state().account(id, uuid).map_or(0, |account| account.movable());
             if bytes > 0 {
-                self.change_account(id, uuid, |account| {
-                    account.evict_order = Some(EvictOrder { bytes, came: 0, given: now, since: now });
-                });
-                self.send(id, SchedulerMessage::Evict(Amount { gpu: uuid, bytes }));
+                self.send_evict_order(id, uuid, bytes);
             }
         }
     }
