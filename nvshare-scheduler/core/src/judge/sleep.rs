@@ -156,7 +156,7 @@ impl State {
             }
             let sleepers = gpu.ledger.sleepers();
             let room = |id| gpu.ledger.entry(id).map_or(0, |entry| entry.room);
-            let needs = gpu.ledger.entry(client.id).map_or(0, |entry| entry.sleeper.needs);
+            let needs = needs_on(gpu, client.id);
             let own = sleepers.waking().fold(room(client.id), |sum, id| sum.saturating_add(room(id)));
             let card = self.config().card(gpu.uuid, gpu.size, sleepers.needed_by_waking());
             if self.is_scheduling() {
@@ -179,7 +179,7 @@ impl State {
         let mut accounts = client.accounts.iter();
         let (Some((&from, account)), None) = (accounts.next(), accounts.next()) else { return None };
         let own = self.gpu(from)?;
-        let needs = own.ledger.entry(client.id).map_or(0, |entry| entry.sleeper.needs);
+        let needs = needs_on(own, client.id);
         if account.usage.limit > 0 || self.left_beside_holders(own, client, account, needs).is_some() {
             return None;
         }
@@ -213,15 +213,15 @@ impl State {
     fn left_beside_holders(&self, gpu: &Gpu, client: &Client, account: &Account, needs: u64) -> Option<u128> {
         let sums = gpu.ledger.sums();
         let own = gpu.ledger.entry(client.id).map_or(0, |entry| entry.pinned);
-        let kept = sums.pinned.saturating_sub(sums.holders.pinned).saturating_sub(own.into());
+        let pinned_by_others = sums.pinned.saturating_sub(sums.holders.pinned).saturating_sub(own.into());
         let wanted = u128::from(account.demand(u64::MAX));
-        let used = sums.holders.demand.saturating_add(kept).saturating_add(wanted);
+        let used = sums.holders.demand.saturating_add(pinned_by_others).saturating_add(wanted);
         let card = self.config().card(gpu.uuid, gpu.size, gpu.ledger.sleepers().needed_by_waking());
         let left = u128::from(gpu.capacity).checked_sub(used)?;
         card.has_place(needs, 0, used).then_some(left)
     }
 
-    /// Clients that have been to be woken since then, or longer, are passed over by others.
+    /// Returns a time. A client that waits for its way back since then, or longer, may be passed over by others.
     fn passed_over(&self) -> Time {
         self.now().checked_sub(self.config().grace).unwrap_or_default()
     }
@@ -230,9 +230,9 @@ impl State {
     /// the next to do so. Nothing is kept for one that has found no place for a while, and has none as things are.
     pub(crate) fn to_hold_back(&self, gpu: &Gpu) -> u64 {
         let sleepers = gpu.ledger.sleepers();
-        let entry = |id| gpu.ledger.entry(id).map_or(0, |entry| entry.sleeper.needs);
         let may_come = |id: &ClientId| !self.is_kept_off(*id);
-        let next = sleepers.next(self.passed_over()).filter(may_come).map(entry).max().unwrap_or(0);
+        let next = sleepers.next(self.passed_over()).filter(may_come).map(|id| needs_on(gpu, id));
+        let next = next.max().unwrap_or(0);
         let waking = sleepers.needed_by_waking();
         if next == 0 && (waking == 0 || !sleepers.is_one_awaited()) {
             return 0;
@@ -256,8 +256,10 @@ impl State {
         let sleepers = gpu.ledger.sleepers();
         let card = self.config().card(gpu.uuid, gpu.size, sleepers.needed_by_waking());
         let stays = gpu.ledger.sums().pinned;
-        let needs = |id| gpu.ledger.entry(id).map_or(0, |entry| entry.sleeper.needs);
-        let is_without = |&id: &ClientId| needs(id) > 0 && !card.fits_beside(needs(id), stays);
+        let is_without = |&id: &ClientId| {
+            let needs = needs_on(gpu, id);
+            needs > 0 && !card.fits_beside(needs, stays)
+        };
         sleepers.wanted().filter(is_without).collect()
     }
 
@@ -266,4 +268,9 @@ impl State {
         let &(since, _) = gpu.ledger.sleepers().first_behind(self.passed_over())?;
         Some(since.saturating_add(self.config().grace))
     }
+}
+
+/// Returns the bytes that a client needs to come back to a GPU from its sleep, or 0 if it does not use it.
+fn needs_on(gpu: &Gpu, id: ClientId) -> u64 {
+    gpu.ledger.entry(id).map_or(0, |entry| entry.sleeper.needs)
 }

@@ -134,21 +134,21 @@ impl Sleepers {
         self.wanted.iter().map(|&(_, id)| id)
     }
 
-    /// Returns those for which room is made: the first to be woken, and if others may pass it, these as well, up to the first that has
-    /// been to be woken since after `passed_over`.
+    /// Returns those for which room is made: all that have waited since `passed_over` or longer, which others may pass, and the first
+    /// behind them.
     pub(crate) fn next(&self, passed_over: Time) -> impl Iterator<Item = ClientId> + '_ {
         let passed = self.wanted.range(..=(passed_over, ClientId::MAX));
         passed.chain(self.first_behind(passed_over)).map(|&(_, id)| id)
     }
 
-    /// Returns the first that has been to be woken since after `passed_over`, and since when.
+    /// Returns the first of those that wait since a time after `passed_over`, and that time.
     pub(crate) fn first_behind(&self, passed_over: Time) -> Option<&(Time, ClientId)> {
         let last = (passed_over, ClientId::MAX);
         self.wanted.range((Bound::Excluded(last), Bound::Unbounded)).next()
     }
 
-    /// Whether a client that has been to be woken since then comes before all others, but for those that have waited
-    /// since `passed_over` or longer.
+    /// Whether a client that has waited from `since` on comes before all others, but for those that have waited since
+    /// `passed_over` or longer.
     pub(crate) fn is_next(&self, id: ClientId, since: Time, passed_over: Time) -> bool {
         self.wanted.range(..(since, id)).next_back().is_none_or(|&(before, _)| before <= passed_over)
     }
