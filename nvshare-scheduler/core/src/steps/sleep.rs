@@ -31,23 +31,24 @@ impl Books {
     pub(crate) fn queue_gpus_of_sleepers(&mut self) {
         let now = self.state().now();
         while let Some(id) = self.agenda_mut().take_sleeper(now) {
-            self.look_for_place(id);
+            self.follow_return(id);
         }
     }
 
-    /// Queues the GPUs of a client that is to come back. Returns whether it is.
-    fn look_for_place(&mut self, id: ClientId) -> bool {
+    /// Goes on with a client that is to come back, whose time has come. It has its GPUs looked at, or others. One that was sent to
+    /// another GPU and has not registered there waits for its own again. Returns whether the client is to come back.
+    fn follow_return(&mut self, id: ClientId) -> bool {
         let Some(client) = self.state().client(id) else { return false };
         match client.sleep {
             Sleep::Wanted { .. } if client.looks_elsewhere_at.is_some_and(|at| at <= self.state().now()) => {
                 self.change_client(id, |client| client.looks_elsewhere_at = None);
                 self.look_elsewhere(id);
             }
+            // A measurement has its GPUs looked at. If none has come for `MAX_WAIT_FOR_LOOK`, they are looked at without.
             Sleep::Wanted { .. } => {
                 let gpus = client.gpus();
                 self.queue(gpus);
             }
-            // It has not registered anew.
             Sleep::Sent { until, .. } if until <= self.state().now() => self.want_to_wake(id),
             Sleep::Sent { .. } => {}
             _ => return false,
@@ -55,7 +56,8 @@ impl Books {
         true
     }
 
-    /// Sends a client that waits for its way back to a GPU to another one, if that has room for it. Otherwise it looks again later.
+    /// Sends a client that waits for its way back to a GPU to another one, if that has room for it. Otherwise the next such look is
+    /// planned, unless one is.
     pub(crate) fn look_elsewhere(&mut self, id: ClientId) {
         let now = self.state().now();
         let Some(client) = self.state().client(id) else { return };
@@ -63,12 +65,12 @@ impl Books {
         if !waits || !self.state().config().wake_elsewhere {
             return;
         }
-        let (looks, is_due) = (client.elsewhere.len(), client.looks_elsewhere_at.is_none());
+        let (looks, is_planned) = (client.elsewhere.len(), client.looks_elsewhere_at.is_some());
         let place = self.state().place_elsewhere(client);
         self.count_work(looks as u64);
         if let Some(gpus) = place {
             self.send_elsewhere(id, gpus);
-        } else if is_due {
+        } else if !is_planned {
             let at = now + LOOK_ELSEWHERE_EVERY;
             self.change_client(id, |client| client.looks_elsewhere_at = Some(at));
             self.agenda_mut().follow_sleeper_at(at, id);
@@ -105,8 +107,7 @@ impl Books {
                 self.look_at_rest(id);
                 continue;
             }
-            // No measurement has come for it.
-            if self.look_for_place(id) {
+            if self.follow_return(id) {
                 continue;
             }
             let Some(client) = self.state().client(id) else { continue };
