@@ -184,7 +184,7 @@ impl State {
             || order::would_delay(demand, head.demand, head.stays, capacity)
     }
 
-    /// Whether no client is ahead of a waiter on a GPU. Clients that cannot have room, that fit at once, or
+    /// Whether no client is ahead of a waiter on a GPU. Clients that must wait as things are, that fit at once, or
     /// that the waiter does not delay do not count.
     fn may_go(&self, gpu: &Gpu, unit: &Unit) -> bool {
         let places = self.clients_of(unit.on(gpu.uuid)).map(|client| self.place_on(gpu, client));
@@ -196,7 +196,9 @@ impl State {
             // Behind the first place of the unit there is nobody ahead of it.
             let Some(other) = other.filter(|other| !unit.contains(&other.id)) else { break };
             let others = self.unit_of(other);
-            if self.no_room_for(other).is_some() || self.fits_beside_staying(gpu, &others) {
+            // Whether it must wait is known from the last look at it, which may be due.
+            let must_wait = other.must_wait || self.no_room_for(other).is_some() || self.is_stopped(&others);
+            if must_wait || self.fits_beside_staying(gpu, &others) {
                 continue;
             }
             match &mut head {

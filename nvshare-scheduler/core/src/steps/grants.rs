@@ -205,7 +205,6 @@ impl Books {
         }
         let begins = self.state().phase(id) == Some(Phase::Next(NextReason::Claims));
         self.change_client(id, |client| {
-            client.wants = false;
             client.notes.reported_no_room = false;
             if !begins {
                 client.accounts.values_mut().for_each(|account| account.moved_for_turn = 0);
@@ -217,10 +216,13 @@ impl Books {
         self.send_grant(id, until, room, begins);
     }
 
-    /// Sends a client the lock with this room; the client should run by `until`. Nothing else sends LOCK_OK.
+    /// Sends a client the lock with this room, which answers its request; the client should run by `until`. Nothing else sends LOCK_OK.
     pub(crate) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Amount>, begins: bool) {
         let (epoch, since) = (self.new_epoch(), self.state().now());
-        self.change_client(id, |client| client.grant(epoch, since, until, begins));
+        self.change_client(id, |client| {
+            client.wants = false;
+            client.grant(epoch, since, until, begins);
+        });
         let gpus = self.state().gpus_used_by(id);
         let quantum = self.state().gpus_among(&gpus).map(|gpu| gpu.quantum).min();
         let quantum_ms = quantum.map_or(u64::MAX, |quantum| quantum.as_millis() as u64);

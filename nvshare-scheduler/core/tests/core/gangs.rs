@@ -144,6 +144,26 @@ fn a_rank_that_cannot_drain_lets_all_go_on() {
     assert!(granted(&table.give_back(sent), OTHER).is_some());
 }
 
+/// The grant has answered what it asked while the others drained.
+#[test]
+fn a_rank_that_is_called_back_asks_for_nothing_more() {
+    let mut table = pair_and_other(1);
+    let epochs = both_run(&mut table);
+    table.say(OTHER, ClientMessage::ReqLock);
+    table.wait_until(1000);
+    table.say(RANKS[0], ClientMessage::LockReleased { epoch: epochs[0] });
+    table.say(RANKS[0], ClientMessage::ReqLock);
+    let sent = table.say(RANKS[1], ClientMessage::DropDeferred { epoch: epochs[1] });
+    let again = granted(&sent, RANKS[0]).unwrap_or_else(|| panic!("{sent:?}"));
+    table.say(RANKS[0], ClientMessage::Running { epoch: again });
+    let mut sent = table.say(RANKS[0], ClientMessage::Idle { epoch: again });
+    sent.extend(table.say(RANKS[1], ClientMessage::Idle { epoch: epochs[1] }));
+    let epoch = granted(&table.give_back(sent), OTHER).expect("its turn");
+    table.say(OTHER, ClientMessage::Running { epoch });
+    let sent = table.wait_until(120_000);
+    assert_eq!(asked_to_leave(&sent, OTHER), None, "{sent:?}");
+}
+
 #[test]
 fn a_rank_that_dies_or_is_silent_frees_the_places_of_the_others() {
     for dies in [true, false] {

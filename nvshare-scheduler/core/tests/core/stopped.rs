@@ -72,6 +72,42 @@ fn held(table: &mut Table) -> Vec<u64> {
     times(table).iter().zip(before).map(|(after, before)| after - before).collect()
 }
 
+/// Each look at one of the GPUs finds it ahead on the other one.
+#[test]
+fn one_that_waits_for_two_gpus_keeps_no_other_off_them() {
+    for is_idle in [false, true] {
+        let mut table = Table::new(config(false));
+        for client in 1..=STOPPED {
+            let on = |number| Usage {
+                gpu: gpu(number),
+                total: CAPACITY,
+                limit: 0,
+                allocated: 12 * GIB,
+                absent: 12 * GIB,
+                immovable: 0,
+            };
+            let register = Register { usage: vec![on(0), on(1)], ..newcomer(Gate::Closed, on(0)) };
+            table.happens(Event::Registered { client, identity: Identity::default(), register });
+        }
+        let epoch = table.runs(1);
+        for (at, client) in [(10, STOPPED), (20, 2)] {
+            table.now = at;
+            table.say(client, ClientMessage::ReqLock);
+        }
+        table.happens(Event::Stopped { client: STOPPED, stopped: true });
+        let sent = if is_idle {
+            table.say(1, ClientMessage::Idle { epoch });
+            table.wait_until(10_000)
+        } else {
+            let sent = table.wait_until(10_000);
+            assert_eq!(asked_to_leave(&sent, 1), Some(epoch), "{sent:?}");
+            table.say(1, ClientMessage::LockReleased { epoch })
+        };
+        let sent = table.give_back(sent);
+        assert!(granted(&sent, 2).is_some(), "{is_idle}: {sent:?}");
+    }
+}
+
 #[test]
 fn it_stops_nobody_whose_memory_fits_beside_its_own() {
     for (bytes, weight, takes_turns, least) in [
