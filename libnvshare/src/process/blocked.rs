@@ -65,8 +65,12 @@ fn is_blocked(thread: libc::pid_t) -> io::Result<bool> {
 }
 
 /// Whether the kernel's line is that of a blocked thread: the number of the system call comes first. It is -1 for a thread that is stopped
-/// elsewhere, and `running` for one that runs. In `sigsuspend`, a handler of a signal may wait that has interrupted anything.
+/// elsewhere, and `running` for one that runs. In `sigsuspend`, a handler of a signal may wait that has interrupted anything. A first thread
+/// that has ended stays in the list as long as others run, without a stack and code.
 fn says_blocked(line: &str) -> bool {
+    if line.trim_end() == "-1 0x0 0x0" {
+        return true;
+    }
     let number = line.split_ascii_whitespace().next().and_then(|word| word.parse::<i64>().ok());
     number.is_some_and(|number| number >= 0 && number != libc::SYS_rt_sigsuspend)
 }
@@ -86,6 +90,7 @@ mod tests {
             ("0 0x3 0x7f\n", true),
             ("running\n", false),
             ("-1 0x7ffe 0x7f\n", false),
+            ("-1 0x0 0x0\n", true),
             ("", false),
             (&format!("{} 0x1\n", libc::SYS_rt_sigsuspend), false),
         ] {

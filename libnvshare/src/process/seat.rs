@@ -17,8 +17,9 @@ const MAX_FILE: u64 = 4096;
 const LIMITS: [&str; 5] =
     [names::MEM_LIMIT, names::COMPUTE_LIMIT, names::HAMI_POLICY, names::WEIGHT, names::PRIORITY];
 
-/// The kernel's list of what is mounted where, as the process sees it.
-const MOUNTS: &str = "/proc/self/mountinfo";
+/// The kernel's list of what is mounted where, as the process sees it. It is read in the thread's own folder: that of the process has none where
+/// the first thread has ended, as by `pthread_exit` in `main`.
+const MOUNTS: &str = "/proc/thread-self/mountinfo";
 
 /// A seat's limits as variables and values.
 pub(crate) type Limits = Vec<(String, String)>;

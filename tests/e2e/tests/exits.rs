@@ -1,9 +1,10 @@
 //! Exits that take long, and handlers that use the driver at exit. Handlers registered after `cuInit` run before the driver shuts down;
-//! handlers registered earlier run after it.
+//! handlers registered earlier run after it. And a first thread that ends long before the process.
 
 use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::units::MIB;
 use nvshare_proto::{Amount, ClientMessage, ClientState, Epoch, GpuUuid, SchedulerMessage};
+use std::process::Command;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const BYTES: u64 = 16 * MIB;
@@ -173,4 +174,16 @@ fn others_run_beside_an_exit_that_takes_long() {
     world.stop();
     other.finish().intact();
     guest.finish().passed();
+}
+
+#[test]
+fn what_an_executable_calls_is_seen_though_the_first_thread_has_ended() {
+    for memory in ["managed", "swap"] {
+        let world = World::with_memory(memory, CARD);
+        let program = world.dir().join("main_has_ended");
+        world.link_to_driver(&program, "main_has_ended.c", &[]);
+        let finished = Program::of(&world, "linked", Command::new(&program)).preloaded().start().finish();
+        finished.passed();
+        assert_eq!(finished.out, "done\n");
+    }
 }

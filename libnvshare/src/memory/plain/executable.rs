@@ -28,7 +28,8 @@ const MAX_CODE: u64 = 32 << 20;
 pub(super) fn find_refusing_call(shares: bool) -> Option<String> {
     // It opens and closes a file, on a thread of the program.
     let _whole = Uncancelled::begin();
-    let file = File::open("/proc/self/exe").ok()?;
+    // The process's own folder names none where the first thread has ended, as by `pthread_exit` in `main`.
+    let file = File::open("/proc/thread-self/exe").ok()?;
     let mapped = MappedFile::new(&file)?;
     let elf = ElfFile64::<Endianness>::parse(mapped.bytes()).ok()?;
     imported(&elf, shares).or_else(|| if shares { None } else { built_in(&elf) })
