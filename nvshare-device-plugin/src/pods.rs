@@ -54,6 +54,12 @@ pub struct Held {
 }
 
 impl Held {
+    /// Takes over what a scheduler knows of those that are listed: the plugin may have started again.
+    fn knowing(mut recorded: Occupants, listed: &Listed) -> Self {
+        recorded.retain(|seat, occupant| listed.get(seat).is_some_and(|of_seat| of_seat.contains(occupant)));
+        Self { now: recorded, missed: BTreeMap::new() }
+    }
+
     /// Takes a look into account. Returns which containers have seats. The container that has had a seat stays its holder while it is listed,
     /// whoever else is: another holder ends what administrators said of the seat.
     pub fn look(&mut self, listed: &Listed) -> &Occupants {
@@ -188,7 +194,7 @@ pub async fn tell(
     let mut kubelet = None;
     // The holders that were told, and the run of the scheduler that knows them.
     let mut told: Option<(u64, Occupants)> = None;
-    let mut held = Held::default();
+    let mut held: Option<Held> = None;
     // The last list, and what it says.
     let (mut listed, mut last) = (Listed::new(), ListPodResourcesResponse::default());
     loop {
@@ -200,7 +206,10 @@ pub async fn tell(
                         (listed, last) = (holders(&pods, &host.options.resource), pods);
                     }
                     look(&listed).await;
-                    let now = held.look(&listed);
+                    if held.is_none() {
+                        held = Some(Held::knowing(recorded(&host).await, &listed));
+                    }
+                    let now = held.get_or_insert_default().look(&listed);
                     let known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
                     let seats = if known.is_none() { host.seats().await } else { Vec::new() };
                     let changes = changes(known.as_ref(), now, &seats);
@@ -260,6 +269,14 @@ async fn list(client: &mut Option<Client>, socket: &Path) -> Result<ListPodResou
         Ok(pods)
     };
     timeout(PATIENCE, ask).await.map_err(|_| "no answer".to_owned())?
+}
+
+/// The containers that the scheduler takes for the holders of seats; none, where it does not say.
+async fn recorded(host: &Arc<Host>) -> Occupants {
+    let host = Arc::clone(host);
+    let status = spawn_blocking(move || host.scheduler.status()).await;
+    let seats = status.ok().and_then(Result::ok).map(|status| status.seats).unwrap_or_default();
+    seats.into_iter().filter_map(|seat| Some((seat.name, seat.occupant?))).collect()
 }
 
 async fn send(host: &Arc<Host>, changes: Vec<Change>) -> Result<(), String> {
@@ -403,6 +420,12 @@ mod tests {
             // The kubelet names no seat that nobody has.
             let listed = [(seat, of_seat)].into_iter().filter(|(_, of_seat)| !of_seat.is_empty()).collect();
             assert_eq!(held.look(&listed)[&seat], occupant(holder), "{names:?}");
+        }
+        // The plugin starts again, and asks the scheduler.
+        let listed = Listed::from([(seat, vec![occupant("a"), occupant("b")])]);
+        for (recorded, holder) in [("b", "b"), ("gone", "a")] {
+            let mut held = Held::knowing(Occupants::from([(seat, occupant(recorded))]), &listed);
+            assert_eq!(held.look(&listed)[&seat], occupant(holder));
         }
     }
 

@@ -120,6 +120,7 @@ fn serve(state: &State, stream: &mut UnixStream) {
             None => vec![done()],
         },
         AdminRequest::OccupySeats(_) => vec![done()],
+        AdminRequest::Status => vec![Reply::Refused { reason: "it knows no seats".to_owned() }],
         other => panic!("the plugin asks for {other:?}"),
     };
     state.asked.lock().unwrap().push(request);
