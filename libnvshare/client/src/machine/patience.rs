@@ -41,6 +41,12 @@ impl Machine {
         self.threads_wait || self.sleeper.is_wanted() || self.is_restoring()
     }
 
+    /// Whether a line that the program waits tells the user something new. A process off the card waits for long, though it was said before that
+    /// there is no scheduler.
+    fn may_say_waiting(&self) -> bool {
+        !self.warned || !self.sleeper.is_awake()
+    }
+
     /// A program whose gate is closed and that has work, or lacks room, waits for a scheduler that answers, but not for ever.
     pub(super) fn wait_for_the_scheduler(&mut self, lacking: bool, now: Duration) {
         let waits = lacking || self.waits();
@@ -50,7 +56,7 @@ impl Machine {
             if now.saturating_sub(since) >= patience {
                 self.reconnect();
                 self.go_alone();
-            } else if now.saturating_sub(since) >= SAY_AFTER && !self.said_waiting && !self.warned {
+            } else if now.saturating_sub(since) >= SAY_AFTER && !self.said_waiting && self.may_say_waiting() {
                 // A part of the program waits: a thread at the gate, an allocation, or the call that made the first contact.
                 self.said_waiting = waits || !self.was_answered;
                 if self.said_waiting {

@@ -146,8 +146,10 @@ fn without_a_scheduler_it_sleeps_until_a_call_has_waited_long_enough() {
     let mut client = asleep();
     client.feed(Input::Lost);
     assert_eq!(client.wait(2 * WAKE_PATIENCE), [], "nothing waits");
+    assert_eq!(client.feed(Input::Nobody), [Action::WarnAlone]);
     assert_eq!(client.feed(Input::CallsWaiting), []);
-    assert!(!client.wait(WAKE_PATIENCE - MS(500)).contains(&Action::Post(MoverOrder::Wake)));
+    assert_eq!(client.wait(MS(2000)), [Action::SayWaiting(WAKE_PATIENCE)]);
+    assert!(!client.wait(WAKE_PATIENCE - MS(2500)).contains(&Action::Post(MoverOrder::Wake)));
     let woken = client.wait(MS(1000));
     assert!(woken.contains(&Action::Post(MoverOrder::Wake)), "{woken:?}");
     assert!(!woken.contains(&Action::Begin { anyway: false }), "its gate opens when it is awake");
