@@ -13,6 +13,7 @@ use nvshare_proto::{AdminRequest, NO_PLACE, Reply, Request, ThrottledLine};
 use rustix::net::{RecvFlags, recv};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
@@ -22,9 +23,10 @@ use crate::core_task::Command;
 use crate::events::Journal;
 use crate::host_memory::HostMemory;
 use crate::identity::processes::{Image, Looks};
-use crate::identity::{Caller, Peer, Tenants, Viewer};
+use crate::identity::{Caller, Peer, Tenants, Viewer, see_others};
 use crate::log;
 use crate::seats::Inside;
+use crate::settings::limits;
 use crate::sockets::frames::{self, Stream, refuse, tell_all};
 use bounds::Place;
 use returns::Returns;
@@ -200,7 +202,15 @@ async fn administer(
 ) -> Vec<Reply> {
     let (answer, answered) = oneshot::channel();
     let command = match viewer {
-        None => Command::Admin { request, answer },
+        None => {
+            // Limits fail closed: a prolog has to hear that nobody would enforce them.
+            if matches!(&request, AdminRequest::SetJobBounds { given, .. } if !limits::takes_back(given))
+                && let Ok(Err(reason)) = spawn_blocking(see_others).await
+            {
+                return vec![Reply::Refused { reason }];
+            }
+            Command::Admin { request, answer }
+        }
         Some(viewer) if request == AdminRequest::Status => Command::Look { viewer, answer },
         Some(_) => {
             let what = match request {

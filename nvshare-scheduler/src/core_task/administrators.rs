@@ -8,7 +8,7 @@ use tokio::task::spawn_blocking;
 use tracing::info;
 
 use super::{Command, CoreTask};
-use crate::identity::{Tenant, see_others};
+use crate::identity::Tenant;
 use crate::seats::Seats;
 use crate::settings::limits;
 
@@ -47,8 +47,6 @@ impl CoreTask {
                 (format!("what is about to run: {said}"), None)
             }),
             AdminRequest::SetJobBounds { job, given } => limits::given(given).and_then(|said| {
-                // Limits fail closed: a prolog has to hear that nobody would enforce them.
-                see_others()?;
                 let change = self.store.bound_job(job, given)?;
                 self.bound_job(job, now);
                 Ok((format!("job {job}: {said}"), Some(change)))

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use nvshare_proto::units::{Bytes, MAX_QUANTUM, MIN_MEMORY_LIMIT, MIN_QUANTUM};
-use nvshare_proto::{MAX_WEIGHT, QuantumRule, TenantSettings};
+use nvshare_proto::{DEFAULT_WEIGHT, MAX_WEIGHT, Priority, QuantumRule, TenantSettings};
 
 /// Whether a quantum can be followed.
 ///
@@ -25,6 +25,15 @@ pub(crate) fn quantum(rule: QuantumRule) -> Result<(), String> {
         }
         _ => Ok(()),
     }
+}
+
+/// Whether settings only take back what was said: they are what everybody has without a word.
+pub(crate) fn takes_back(given: &TenantSettings) -> bool {
+    let TenantSettings { weight, priority, compute, enforcement: _, memory, paused: _ } = *given;
+    weight.is_none_or(|weight| weight == DEFAULT_WEIGHT)
+        && priority.is_none_or(|priority| priority == Priority::default())
+        && compute.is_none_or(|percent| percent == 0)
+        && memory.is_none_or(|bytes| bytes == 0)
 }
 
 /// Returns the settings as lines of a file.

@@ -34,6 +34,8 @@ fn hidden_processes_are_told_of_and_their_memory_counts() {
     let limit = Scheduler::ctl(&world, &["set-limit", "job:7", "--memory", "8g"]);
     assert!(!limit.status.success() && String::from_utf8_lossy(&limit.stderr).contains(hidden), "{limit:?}");
     assert!(!world.dir().join("nvshare-state.toml").exists(), "nothing is kept of it");
+    let taken_back = Scheduler::ctl(&world, &["set-limit", "job:7", "--memory", "none", "--compute", "none"]);
+    assert!(taken_back.status.success(), "{taken_back:?}");
 
     let args = "--memory 192MiB --block 64MiB --kernel-us 100";
     let program = Program::workload(&world, "program", args).until_told().start();
