@@ -43,7 +43,7 @@ fn until_exchange(world: &mut World) {
 
 impl World {
     /// An administrator switches scheduling on, or off.
-    fn switch(&mut self, on: bool) {
+    pub(crate) fn switch(&mut self, on: bool) {
         if on {
             self.core.switch_on(self.now);
         } else {

@@ -19,6 +19,7 @@ mod plan;
 mod program;
 mod properties;
 mod returned;
+mod several;
 mod shares;
 mod terms;
 mod turns;

@@ -20,8 +20,8 @@ use crate::returned::Returned;
 pub(crate) const CAPACITY: u64 = 16 << 30;
 pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) const MS: fn(u64) -> Duration = Duration::from_millis;
-/// GPUs of a world.
-pub(crate) const GPUS: u8 = 2;
+/// The most GPUs that a world has.
+pub(crate) const GPUS: u8 = 4;
 
 pub(crate) fn gpu(n: u8) -> GpuUuid {
     GpuUuid([n; 16])
@@ -416,6 +416,15 @@ impl World {
         // Its earlier messages are read first.
         let time = self.channel(connection, true);
         self.at(time, Later::Disconnected { connection, process_remains });
+    }
+
+    /// The connection of a process breaks, and it comes back.
+    pub(crate) fn break_connection(&mut self, i: usize) {
+        if self.processes[i].connection.is_some() {
+            self.disconnect(i, true);
+            self.tell(i, Session::lost);
+            self.at(self.now + MS(100), Later::Connect(i));
+        }
     }
 
     /// When a message arrives that is sent now. `up`: to the scheduler.
