@@ -13,17 +13,47 @@ use super::descriptor::{Descriptor, beyond_standard};
 static READING: Descriptor = Descriptor::none();
 static WRITING: Descriptor = Descriptor::none();
 
-/// How many bells have been made.
-static MADE: AtomicU32 = AtomicU32::new(0);
-/// The number of the last bell that a thread could not ring: it has other descriptors than the session's, or a filter forbids the
-/// call. Zero: none. Each new bell rings, so a ring that was lost before it does no harm.
-static UNRUNG: AtomicU32 = AtomicU32::new(0);
+static BELLS: Bells = Bells::new();
+
+/// The bells that have been made, and the last one of them that a thread could not ring.
+#[derive(Debug)]
+struct Bells {
+    /// The number of the present bell. Zero: none has been made.
+    present: AtomicU32,
+    /// A thread cannot ring a bell if it has other descriptors than the session's, or if a filter forbids the call. Zero: none.
+    /// Each new bell rings, so a ring that was lost before it does no harm.
+    unrung: AtomicU32,
+}
+
+impl Bells {
+    const fn new() -> Self {
+        Self { present: AtomicU32::new(0), unrung: AtomicU32::new(0) }
+    }
+
+    fn present(&self) -> u32 {
+        self.present.load(Ordering::SeqCst)
+    }
+
+    fn add(&self) {
+        self.present.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Notes that a thread could not ring this bell.
+    fn note_unrung(&self, bell: u32) {
+        self.unrung.fetch_max(bell, Ordering::SeqCst);
+    }
+
+    fn is_present_unrung(&self) -> bool {
+        let unrung = self.unrung.load(Ordering::SeqCst);
+        unrung > 0 && unrung == self.present()
+    }
+}
 
 /// Wakes the session's thread, because something changed that the scheduler may have to know. If the bell is already ringing, that
 /// suffices. If this fails otherwise, the thread wakes up by itself from then on ([`is_broken`]).
 pub(crate) fn ring() {
     // Read first: a bell that is made meanwhile rings.
-    let bell = MADE.load(Ordering::SeqCst);
+    let bell = BELLS.present();
     let is_rung = WRITING.get().is_some_and(|number| {
         // A raw system call: `send` is a cancellation point, and a cancelled thread would not have rung.
         // SAFETY: a readable byte and no address; the descriptor does not block.
@@ -33,14 +63,13 @@ pub(crate) fn ring() {
         sent >= 0 || io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
     });
     if !is_rung {
-        UNRUNG.fetch_max(bell, Ordering::SeqCst);
+        BELLS.note_unrung(bell);
     }
 }
 
 /// Whether a thread could not ring the present bell.
 pub(crate) fn is_broken() -> bool {
-    let unrung = UNRUNG.load(Ordering::SeqCst);
-    unrung > 0 && unrung == MADE.load(Ordering::SeqCst)
+    BELLS.is_present_unrung()
 }
 
 /// The descriptor that becomes readable when the bell rings. If the program closed the old one, this makes a new one.
@@ -61,7 +90,7 @@ pub(crate) fn descriptor() -> c_int {
         ends.map(|end| unsafe { beyond_standard(OwnedFd::from_raw_fd(end)).into_raw_fd() });
     READING.set(reading);
     WRITING.set(writing);
-    MADE.fetch_add(1, Ordering::SeqCst);
+    BELLS.add();
     // A ring between the old pair and this one was lost.
     ring();
     reading
@@ -81,5 +110,27 @@ pub(crate) fn close() {
             // SAFETY: a descriptor of ours.
             unsafe { libc::close(number) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Bells;
+
+    #[test]
+    fn a_bell_is_broken_only_if_that_very_one_could_not_be_rung() {
+        let bells = Bells::new();
+        // A thread rings before there is a bell.
+        bells.note_unrung(bells.present());
+        assert!(!bells.is_present_unrung());
+        bells.add();
+        assert!(!bells.is_present_unrung());
+        bells.note_unrung(bells.present());
+        assert!(bells.is_present_unrung());
+        bells.add();
+        assert!(!bells.is_present_unrung());
+        // The ring of a thread that was still at the bell before.
+        bells.note_unrung(1);
+        assert!(!bells.is_present_unrung());
     }
 }
