@@ -200,7 +200,7 @@ impl Books {
     fn on_req_lock(&mut self, id: ClientId, phase: Phase) {
         let now = self.state().now();
         match phase {
-            Phase::Parked => {
+            Phase::Parked | Phase::Drained => {
                 self.change_client(id, |client| client.request_lock(now));
             }
             // The idle client kept its place and nobody took it, so it goes on at once.
@@ -212,7 +212,7 @@ impl Books {
             }
             // The client is next already, maybe without a request (see `on_deferred`), and may still have to
             // wait.
-            Phase::Next(_) | Phase::Drained => {
+            Phase::Next(_) => {
                 self.change_client(id, |client| client.wants = true);
             }
             // The client closed its gate while a grant was on its way, or requests twice.

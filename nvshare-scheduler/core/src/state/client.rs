@@ -356,10 +356,10 @@ impl Client {
         self.phase
     }
 
-    /// Requests the lock for the client. It has waited since the first of its requests.
-    pub(crate) fn request_lock(&mut self, now: Time) {
-        if !std::mem::replace(&mut self.wants, true) {
-            self.waiting_since = now;
+    /// Requests the lock for the client. It has waited since the first of its requests, and of its gang's.
+    pub(crate) fn request_lock(&mut self, since: Time) {
+        if !std::mem::replace(&mut self.wants, true) || since < self.waiting_since {
+            self.waiting_since = since;
         }
     }
 

@@ -2,6 +2,7 @@
 
 use nvshare_proto::MAX_GANG_MEMBERS;
 
+use crate::Time;
 use crate::state::client::{Client, ClientId, Gang, GangId, Phase};
 use crate::state::gangs::Muster;
 use crate::steps::books::Books;
@@ -40,7 +41,7 @@ impl Books {
         let Some(gang) = self.state().gang_of(id) else { return };
         let unit = self.state().unit(id);
         if self.state().clients_of(&unit).any(|client| client.phase().holds()) {
-            self.wait_with_gang(id);
+            self.wait_with_gang(id, self.state().now());
         }
         self.wait_together(gang);
     }
@@ -49,25 +50,30 @@ impl Books {
     pub(crate) fn follow_united(&mut self, gang: GangId) {
         let members = self.state().members(gang);
         if self.state().clients_of(&members).any(|client| client.phase().holds() || client.waits()) {
-            members.into_iter().for_each(|id| self.wait_with_gang(id));
+            let now = self.state().now();
+            members.into_iter().for_each(|id| self.wait_with_gang(id, now));
+            self.wait_together(gang);
         }
     }
 
     /// Requests the lock for all members that sit there, if one waits for it. A waiter is looked at when something changes on a GPU
-    /// where a member waits, and on no other.
+    /// where a member waits, and on no other. All wait since the same moment: two gangs in another order on each GPU would keep each
+    /// other off.
     pub(crate) fn wait_together(&mut self, gang: GangId) {
         let members = self.state().members(gang);
-        if members.iter().any(|&id| self.state().client(id).is_some_and(Client::waits)) {
-            members.into_iter().for_each(|id| self.wait_with_gang(id));
+        let waiters = self.state().clients_of(&members).filter(|client| client.waits());
+        if let Some(since) = waiters.map(|client| client.waiting_since).min() {
+            members.into_iter().for_each(|id| self.wait_with_gang(id, since));
         }
     }
 
-    /// Requests the lock for a member that sits there.
-    fn wait_with_gang(&mut self, id: ClientId) {
-        let now = self.state().now();
-        let sits = |client: &Client| client.phase() == Phase::Parked && !client.wants;
+    /// Requests the lock for a member that sits there, or has waited for less long.
+    fn wait_with_gang(&mut self, id: ClientId, since: Time) {
+        let sits = |client: &Client| {
+            client.phase() == Phase::Parked && (!client.wants || client.waiting_since > since)
+        };
         if self.state().client(id).is_some_and(sits) {
-            self.change_client(id, |client| client.request_lock(now));
+            self.change_client(id, |client| client.request_lock(since));
         }
     }
 }

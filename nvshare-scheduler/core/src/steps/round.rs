@@ -124,11 +124,11 @@ impl Books {
 
     /// Notes whether a client, and its gang with it, must wait as things are.
     fn set_unit_must_wait(&mut self, id: ClientId, must_wait: bool) {
-        if self.state().client(id).is_none_or(|client| client.must_wait == must_wait) {
-            return;
-        }
+        // A member that has joined since then does not know it.
         for &member in self.state().unit(id).iter() {
-            self.set_must_wait(member, must_wait);
+            if self.state().client(member).is_some_and(|client| client.must_wait != must_wait) {
+                self.set_must_wait(member, must_wait);
+            }
         }
     }
 }

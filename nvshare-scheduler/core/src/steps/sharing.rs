@@ -58,11 +58,7 @@ impl Books {
         self.step_back(members);
         let gang = self.add_sharers(circle);
         for &id in members {
-            self.change_client(id, |client| {
-                client.gang = Some(gang);
-                // A unit has one answer, and its clients bring different ones.
-                client.must_wait = false;
-            });
+            self.change_client(id, |client| client.gang = Some(gang));
         }
         let Some(&one) = members.first() else { return };
         self.gather_gang(one);

@@ -1,9 +1,9 @@
 //! Gangs: processes that are granted together or not at all, and give the lock back together.
 
 use nvshare_core::{Config, Event, Gang, Identity};
-use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, SchedulerMessage, TenantSettings, Usage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, Register, SchedulerMessage, TenantSettings, Usage};
 
-use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, room_given, twelve_gib};
+use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, newcomer, room_given, twelve_gib};
 
 const PAIR: Gang = Gang { number: 5, size: 2 };
 pub(crate) const RANKS: [u64; 2] = [1, 2];
@@ -197,6 +197,58 @@ fn a_gang_waits_for_those_who_are_to_come_but_not_for_ever() {
     let sent = table.wait_until(31_000);
     assert!(granted(&sent, RANKS[0]).is_some(), "{sent:?}");
     assert!(table.notes.iter().any(|note| note.contains("goes on with 1 of 2")), "{:?}", table.notes);
+}
+
+/// Each look at one of the two GPUs finds it ahead on the other one.
+#[test]
+fn ranks_that_wait_for_another_one_keep_no_client_of_their_gpus_waiting() {
+    const HOLDER: u64 = 4;
+    let mut table = Table::new(config(false));
+    let comes = |table: &mut Table, client: u64, gib: u64, gang: Option<Gang>| {
+        table.now += 10;
+        let usages =
+            [0, 1].map(|number| Usage { gpu: gpu(number), allocated: gib * GIB, ..twelve_gib(gib * GIB) });
+        let identity = Identity { pid: Some(9), process: Some(client), gang, ..Identity::default() };
+        let register = Register { usage: usages.to_vec(), ..newcomer(Gate::Closed, usages[0]) };
+        table.happens(Event::Registered { client, identity, register });
+        table.say(client, ClientMessage::ReqLock)
+    };
+    let sent = comes(&mut table, HOLDER, 12, None);
+    let epoch = granted(&sent, HOLDER).unwrap_or_else(|| panic!("{sent:?}"));
+    table.say(HOLDER, ClientMessage::Running { epoch });
+    // The second rank comes when it is known that the first one has to wait.
+    let three = Some(Gang { size: 3, ..PAIR });
+    for (client, gib, gang) in [(RANKS[0], 6, three), (RANKS[1], 6, three), (OTHER, 12, None)] {
+        comes(&mut table, client, gib, gang);
+    }
+    let sent = table.wait_until(10_000);
+    assert_eq!(asked_to_leave(&sent, HOLDER), Some(epoch), "{sent:?}");
+}
+
+/// Ranks of the one come first to two GPUs, and ranks of the other one to the other two.
+#[test]
+fn gangs_whose_ranks_come_in_another_order_do_not_keep_each_other_off() {
+    let mut table = Table::new(config(false));
+    let holders = [0, 1, 2, 3].map(|on| {
+        register(&mut table, 20 + u64::from(on), on, None, false);
+        let sent = table.say(20 + u64::from(on), ClientMessage::ReqLock);
+        (on, granted(&sent, 20 + u64::from(on)).expect("it is free"))
+    });
+    for (now, number, ranks) in [(10, 5, [0, 1]), (20, 6, [0, 1]), (20, 6, [2, 3]), (30, 5, [2, 3])] {
+        table.now = now;
+        for on in ranks {
+            let rank = number * 10 + u64::from(on);
+            register(&mut table, rank, on, Some(Gang { number, size: 4 }), false);
+            table.say(rank, ClientMessage::ReqLock);
+        }
+    }
+    table.now = 40;
+    for (on, epoch) in holders {
+        table.say(20 + u64::from(on), ClientMessage::Running { epoch });
+        table.say(20 + u64::from(on), ClientMessage::Usage(Usage { gpu: gpu(on), ..twelve_gib(0) }));
+    }
+    let sent = table.wait_until(60_000);
+    assert!((20..24).all(|holder| asked_to_leave(&sent, holder).is_some()), "{sent:?}");
 }
 
 #[test]
