@@ -8,10 +8,10 @@ use nvshare_proto::units::{saturate, saturate_u32};
 use crate::Time;
 use crate::judge::short::{LongWork, is_interactive};
 use crate::policy::turn::{self, Turn};
-use crate::policy::{quantum, slices};
+use crate::policy::{patience, quantum, slices};
 use crate::state::State;
 use crate::state::account::Account;
-use crate::state::client::{ClientId, Job, NextReason, Phase};
+use crate::state::client::{Client, ClientId, Job, NextReason, Phase};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::ledger::Group;
@@ -49,6 +49,8 @@ struct Held {
     idle_since: Option<Time>,
     /// How long the idle ones keep their places.
     patience: Duration,
+    /// Until when ranks are waited for that do not work while others of their gangs do.
+    ranks_return_by: Time,
 }
 
 impl State {
@@ -75,7 +77,7 @@ impl State {
         let leavers_demand = leavers.iter().map(|&leaver| gpu.demand(leaver)).sum::<u128>();
         let to_return = saturate(leavers_demand).min(to_move);
         let move_cost = if to_return == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_return) };
-        let held = self.held_by(leavers, move_cost)?;
+        let held = self.held_by(gpu, leavers, move_cost)?;
         let cost = self.hand_over_cost(gpu, unit, to_move);
         let Some(sooner) = held.work.gives_way_at(self, gpu, unit, cost) else {
             let at = turn::ends(&self.turn(gpu, unit, &held)?)?;
@@ -91,10 +93,14 @@ impl State {
     }
 
     /// Returns by whose work a GPU is held; `None` if a turn has not begun, so that it cannot be over.
-    fn held_by(&self, leavers: &[ClientId], move_cost: Duration) -> Option<Held> {
+    fn held_by(&self, gpu: &Gpu, leavers: &[ClientId], move_cost: Duration) -> Option<Held> {
         let mut held = Held { idle_since: Some(Time::ZERO), ..Held::default() };
         for leaver in leavers {
             let client = self.client(*leaver)?;
+            if let Some(since) = self.keeps_mates_waiting_since(client) {
+                let until = since.saturating_add(patience::drain_patience(gpu.deferred.in_a_row()));
+                held.ranks_return_by = held.ranks_return_by.max(until);
+            }
             match client.phase() {
                 Phase::Next(NextReason::Claims) | Phase::Granted { begins: true, .. } => return None,
                 Phase::Idle { since, .. } => {
@@ -112,6 +118,18 @@ impl State {
             }
         }
         Some(held)
+    }
+
+    /// Returns since when a rank does not work while others of its gang do. Their kernels may wait for its next ones: they could not
+    /// drain without it.
+    fn keeps_mates_waiting_since(&self, client: &Client) -> Option<Time> {
+        let since = match client.phase() {
+            Phase::Idle { since, .. } => since,
+            Phase::Next(NextReason::Resumes) => client.waiting_since,
+            _ => return None,
+        };
+        let unit = self.unit_of(client);
+        self.clients_of(&unit).any(|mate| mate.phase().is_running_or_draining()).then_some(since)
     }
 
     /// Returns the first waiter, besides a unit, that is not interactive.
@@ -150,7 +168,7 @@ impl State {
                 quantum,
                 beyond.max().unwrap_or_default(),
             )),
-            not_before: gpu.deferred.retry_at(),
+            not_before: gpu.deferred.retry_at().max(held.ranks_return_by),
             idle_since: held.idle_since,
             patience: held.patience,
         })

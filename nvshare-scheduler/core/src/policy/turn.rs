@@ -33,7 +33,7 @@ pub(crate) struct Turn {
     /// How much longer than these quanta the turn lasts at most. This is the longest recent drain, or the
     /// time beyond a quantum that the waiter's own turn counts for, times the ratio of the weights.
     pub(crate) beyond: Duration,
-    /// Clients that run are not asked to leave before this time, because a drain was deferred.
+    /// Clients that run are not asked to leave before this time, because a drain was deferred, or would be.
     pub(crate) not_before: Duration,
     /// When the last of the clients that would have to leave became idle, if all are idle.
     pub(crate) idle_since: Option<Duration>,

@@ -96,7 +96,11 @@ impl Round<'_> {
         let gpus: BTreeSet<GpuUuid> =
             state.clients_of(&next).flat_map(|client| client.accounts.keys().copied()).collect();
         let known = || gpus.iter().filter_map(|uuid| state.gpu(*uuid));
-        let leaving = known().any(|gpu| state.is_in_the_way(gpu, &unit));
+        // A rank that was idle and has its memory goes on with others that run: without it they could not drain.
+        let lacks = |gpu: &Gpu| next.iter().any(|&id| gpu.deficit(id) > 0);
+        let goes_on = state.clients_of(&unit).any(|client| client.phase().is_running_or_draining())
+            && !known().any(lacks);
+        let leaving = !goes_on && known().any(|gpu| state.is_in_the_way(gpu, &unit));
         if gpus.len() > 1 {
             self.considered.insert(unit.first());
         }

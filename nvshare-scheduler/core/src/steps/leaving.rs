@@ -12,17 +12,30 @@ use crate::steps::books::Books;
 impl Books {
     /// Asks a client for the lock back, and with it all members of its gang.
     pub(crate) fn ask_to_leave(&mut self, id: ClientId) {
-        for &member in self.state().unit(id).iter() {
-            self.ask_one_to_leave(member);
+        self.ask_these_to_leave(&self.state().unit(id));
+    }
+
+    /// Asks these clients for the lock back.
+    pub(crate) fn ask_these_to_leave(&mut self, ids: &[ClientId]) {
+        for &id in ids {
+            self.ask_one_to_leave(id);
+        }
+        // An idle member keeps its place until the others have drained. Maybe none has to.
+        for &id in ids {
+            self.release_drained(id);
         }
     }
 
-    /// Asks one client for the lock back, without its gang.
-    pub(crate) fn ask_one_to_leave(&mut self, id: ClientId) {
+    /// Asks one client for the lock back.
+    fn ask_one_to_leave(&mut self, id: ClientId) {
         let now = self.state().now();
         match self.state().phase(id) {
             Some(Phase::Next(_)) => {
                 self.change_client(id, |client| client.park());
+            }
+            // The work of the others may depend on what the client does next: if they cannot drain, it goes on with them.
+            Some(Phase::Idle { .. }) if self.state().unit(id).len() > 1 => {
+                self.change_client(id, Client::wait_drained);
             }
             // The client's gate is closed and its work is complete: there is nothing to ask.
             Some(Phase::Idle { .. }) => {

@@ -113,7 +113,7 @@ impl Books {
             let Some(client) = self.state().client(id) else { continue };
             match self.state().next_step_to_sleep(client) {
                 None | Some(Step::Wait) => {}
-                Some(Step::Leave) => self.ask_one_to_leave(id),
+                Some(Step::Leave) => self.ask_these_to_leave(&[id]),
                 Some(Step::StaysAtWork) => self.stays_awake(id, "it has work"),
                 Some(Step::StaysFull) => {
                     self.stays_awake(id, "its memory does not leave the card; the host may lack memory");

@@ -212,10 +212,8 @@ impl Books {
         for &uuid in &passing {
             self.pass_turn(uuid, unit, &leavers, takeover);
         }
-        // `leavers` contains whole gangs (see `State::split_for`), so each is asked alone.
-        for leaver in leavers {
-            self.ask_one_to_leave(leaver);
-        }
+        // They contain whole gangs: see `State::split_for`.
+        self.ask_these_to_leave(&leavers);
         for &uuid in &passing {
             self.begin_hand_over(uuid, unit, takeover);
         }

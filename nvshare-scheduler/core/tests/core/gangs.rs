@@ -76,6 +76,7 @@ fn a_gang_takes_no_turn_on_one_gpu_while_another_client_takes_the_other() {
     const AHEAD: u64 = 12;
     let mut table = Table::new(Config { quantum: MS(30_000), ..config(false) });
     let mut has = |client, on, gib, gang| {
+        table.now += 1;
         let identity = Identity { pid: Some(9), process: Some(client), gang, ..Identity::default() };
         let usage = Usage { gpu: gpu(on), allocated: gib * GIB, ..twelve_gib(gib * GIB) };
         table.register_as(client, identity, Gate::Closed, usage);
@@ -144,6 +145,17 @@ fn a_rank_that_cannot_drain_lets_all_go_on() {
     assert!(granted(&table.give_back(sent), OTHER).is_some());
 }
 
+#[test]
+fn an_idle_rank_goes_on_with_one_that_cannot_drain() {
+    let mut table = pair_and_other(0);
+    let epochs = both_run(&mut table);
+    table.say(RANKS[0], ClientMessage::Idle { epoch: epochs[0] });
+    table.say(OTHER, ClientMessage::ReqLock);
+    table.wait_until(2000);
+    let sent = table.say(RANKS[1], ClientMessage::DropDeferred { epoch: epochs[1] });
+    assert!(granted(&sent, RANKS[0]).is_some(), "{sent:?}");
+}
+
 /// The grant has answered what it asked while the others drained.
 #[test]
 fn a_rank_that_is_called_back_asks_for_nothing_more() {
@@ -199,7 +211,6 @@ fn a_gang_waits_for_those_who_are_to_come_but_not_for_ever() {
     assert!(table.notes.iter().any(|note| note.contains("goes on with 1 of 2")), "{:?}", table.notes);
 }
 
-/// Each look at one of the two GPUs finds it ahead on the other one.
 #[test]
 fn ranks_that_wait_for_another_one_keep_no_client_of_their_gpus_waiting() {
     const HOLDER: u64 = 4;
@@ -213,8 +224,7 @@ fn ranks_that_wait_for_another_one_keep_no_client_of_their_gpus_waiting() {
         table.happens(Event::Registered { client, identity, register });
         table.say(client, ClientMessage::ReqLock)
     };
-    let sent = comes(&mut table, HOLDER, 12, None);
-    let epoch = granted(&sent, HOLDER).unwrap_or_else(|| panic!("{sent:?}"));
+    let epoch = granted(&comes(&mut table, HOLDER, 12, None), HOLDER).expect("both GPUs are free");
     table.say(HOLDER, ClientMessage::Running { epoch });
     // The second rank comes when it is known that the first one has to wait.
     let three = Some(Gang { size: 3, ..PAIR });
