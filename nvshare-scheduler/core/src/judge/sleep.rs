@@ -214,7 +214,7 @@ impl State {
         let sums = gpu.ledger.sums();
         let own = gpu.ledger.entry(client.id).map_or(0, |entry| entry.pinned);
         let pinned_by_others = sums.pinned.saturating_sub(sums.holders.pinned).saturating_sub(own.into());
-        let wanted = u128::from(account.demand(u64::MAX));
+        let wanted = u128::from(account.demand(u64::MAX, account.unevictable_bytes()));
         let used = sums.holders.demand.saturating_add(pinned_by_others).saturating_add(wanted);
         let card = self.config().card(gpu.uuid, gpu.size, gpu.ledger.sleepers().needed_by_waking());
         let left = u128::from(gpu.capacity).checked_sub(used)?;

@@ -222,17 +222,17 @@ impl Stands {
         };
         let time = time.saturating_sub(gpu.head_start_of(client));
         let ordered = is_ordered(self.standing);
+        let pinned = client.pinned(account);
+        let said = CapacityFigures { available: account.usage.total, ..CapacityFigures::default() };
+        let capacity = match gpu.source {
+            CapacitySource::Disputed => config.usable(gpu.uuid, said),
+            _ => gpu.capacity,
+        };
         Entry {
             standing: self.standing,
             room: account.room,
-            pinned: client.pinned(account),
-            demand: account.demand(match gpu.source {
-                CapacitySource::Disputed => config.usable(
-                    gpu.uuid,
-                    CapacityFigures { available: account.usage.total, ..CapacityFigures::default() },
-                ),
-                _ => gpu.capacity,
-            }),
+            pinned,
+            demand: account.demand(capacity, pinned),
             allocated: account.usage.allocated,
             overhead: if client.sleep.is_off_card() { 0 } else { account.overhead() },
             bytes_ordered_out: account.evict_order.map(|order| order.bytes),

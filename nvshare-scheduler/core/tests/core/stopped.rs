@@ -72,6 +72,24 @@ fn held(table: &mut Table) -> Vec<u64> {
     times(table).iter().zip(before).map(|(after, before)| after - before).collect()
 }
 
+/// It keeps the room that it was given beyond its memory, and a third one would fit beside its memory alone.
+#[test]
+fn room_of_a_stopped_client_is_in_the_way_of_others_like_its_memory() {
+    const LARGE: u64 = 1;
+    const LATER: u64 = 2;
+    let mut table = Table::new(Config { grace: MS(2000), ..config(false) });
+    for (client, gib) in [(LARGE, 12), (STOPPED, 1), (LATER, 3)] {
+        table.register(client, Gate::Closed, gib * GIB, gib * GIB);
+    }
+    let epoch = table.runs(LARGE);
+    let sent = table.say(STOPPED, ClientMessage::ReqLock);
+    assert!(granted(&sent, STOPPED).is_some(), "{sent:?}");
+    table.happens(Event::Stopped { client: STOPPED, stopped: true });
+    let mut sent = table.say(LATER, ClientMessage::ReqLock);
+    sent.append(&mut table.wait_until(10_000));
+    assert_eq!(asked_to_leave(&sent, LARGE), Some(epoch), "{sent:?}");
+}
+
 /// Each look at one of the GPUs finds it ahead on the other one.
 #[test]
 fn one_that_waits_for_two_gpus_keeps_no_other_off_them() {
