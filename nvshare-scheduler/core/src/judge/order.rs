@@ -1,7 +1,8 @@
 //! The order of turns: each client's place on a GPU.
 //!
-//! A client of one GPU has the place of its job. A client of several GPUs stands where it is least behind.
-//! Such a place counts from the GPU's clock, so it stays while the clock moves.
+//! A client of one GPU has the place of its job. A client of several GPUs stands where it is least behind, and
+//! comes forward as it waits (see [`crate::policy::order`]). Such a place counts from the GPU's clock, so it
+//! stays while the clock moves.
 
 use crate::state::State;
 use crate::state::client::{Client, ClientId};

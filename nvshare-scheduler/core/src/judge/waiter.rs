@@ -37,7 +37,7 @@ pub(crate) struct Outlook {
     /// A compute limit keeps it waiting until then.
     paced_until: Option<Time>,
     /// GPUs where another waiter is ahead of it; two at most, since a look asks for one besides its own.
-    not_first_on: Vec<GpuUuid>,
+    pub(crate) not_first_on: Vec<GpuUuid>,
     /// GPUs that it does not fit beside the clients that stay.
     pub(crate) full_gpus: Vec<GpuUuid>,
 }
@@ -184,9 +184,14 @@ impl State {
             || order::would_delay(demand, head.demand, head.stays, capacity)
     }
 
-    /// Whether no client is ahead of a waiter on a GPU. Clients that must wait as things are, that fit at once, or
-    /// that the waiter does not delay do not count.
+    /// Whether no client is ahead of a waiter on a GPU. Clients that must wait as things are, or that the waiter does not delay, do not
+    /// count. Those that fit at once count if they would go first.
     fn may_go(&self, gpu: &Gpu, unit: &Unit) -> bool {
+        self.is_first(gpu, unit, |others| self.would_go_first(gpu, others, unit))
+    }
+
+    /// Whether no client is ahead of a waiter on a GPU: see [`Self::may_go`]. `counts`: whether clients do that are ahead and fit at once.
+    fn is_first(&self, gpu: &Gpu, unit: &Unit, counts: impl Fn(&Unit) -> bool) -> bool {
         let places = self.clients_of(unit.on(gpu.uuid)).map(|client| self.place_on(gpu, client));
         let own = places.min();
         let mut head: Option<Head> = None;
@@ -198,7 +203,7 @@ impl State {
             let others = self.unit_of(other);
             // Whether it must wait is known from the last look at it, which may be due.
             let must_wait = other.must_wait || self.no_room_for(other).is_some() || self.is_stopped(&others);
-            if must_wait || self.fits_beside_staying(gpu, &others) {
+            if must_wait || self.fits_beside_staying(gpu, &others) && !counts(&others) {
                 continue;
             }
             match &mut head {
@@ -210,6 +215,26 @@ impl State {
             }
         }
         true
+    }
+
+    /// Whether clients that are ahead of a unit on a GPU, and fit there at once, would go before it: nobody is ahead of them on their
+    /// other GPUs. Their look comes later in this round, or when a turn is over there. If the unit took this GPU meanwhile, they could
+    /// get one of their GPUs at a time for ever, and never all.
+    fn would_go_first(&self, gpu: &Gpu, others: &Unit, unit: &Unit) -> bool {
+        // On a single GPU short work may have a head start. This order has none, so no two units wait for each other.
+        let order = |unit: &Unit| {
+            let client = self.clients_of(unit).next()?;
+            Some((self.lead_on_all(client), client.waiting_since, unit.first()))
+        };
+        let wanted = self.gpus_wanted_by(others);
+        wanted.len() > 1
+            && order(others) < order(unit)
+            && !self.is_leaving(others)
+            && self.paced_until(others).is_none()
+            && self
+                .gpus_among(&wanted)
+                .filter(|other| other.uuid != gpu.uuid)
+                .all(|other| self.is_first(other, others, |_| false))
     }
 }
 

@@ -2,6 +2,7 @@
 //! made here, so that entries are in step with clients. The [`Agenda`] gets what is to be looked at again.
 
 use std::ops::Bound;
+use std::time::Duration;
 
 use nvshare_proto::GpuUuid;
 
@@ -171,22 +172,29 @@ impl State {
         }
     }
 
-    /// Returns how far a client's job is ahead of the clock on each GPU that the client uses.
+    /// Returns how far a client is ahead of the clock on each GPU that it uses.
     fn lead_on_each(&self, client: &Client) -> impl Iterator<Item = VirtualTime> {
-        client.accounts.keys().filter_map(|uuid| {
-            let shares = &self.gpus.get(uuid)?.shares;
-            Some(shares.time(client.job) - shares.clock())
+        let has_waited = self.now().saturating_sub(client.waiting_since);
+        let waited = if is_ordered(standing(client)) { has_waited } else { Duration::ZERO };
+        client.accounts.keys().filter_map(move |uuid| {
+            let gpu = self.gpus.get(uuid)?;
+            let (shares, job) = (&gpu.shares, client.job);
+            let round = shares.round(job, gpu.quantum);
+            Some(order::lead_of_waiter(shares.time(job) - shares.clock(), waited, round, shares.weight(job)))
         })
     }
 
-    /// Returns how far a client is ahead of the clock on the GPU where it, or its gang, is furthest ahead.
+    /// Returns how far a client, or its gang, is ahead of the clock on the GPU where it is furthest ahead. A member that cannot drain
+    /// runs on while others wait, and they go when it is their turn.
     pub(crate) fn lead_on_all(&self, client: &Client) -> VirtualTime {
         let of_gang = client.gang.and_then(|gang| self.gangs.get(&gang));
         let known = of_gang.map_or(&client.lead, |members| &members.lead);
         known.get_or_compute(self.events, || match of_gang {
             Some(members) => {
-                let clients = members.ids().filter_map(|id| self.clients.get(&id));
-                order::lead_on_all(clients.flat_map(|client| self.lead_on_each(client)))
+                let clients = || members.ids().filter_map(|id| self.clients.get(&id));
+                let some_wait = clients().any(|client| is_ordered(standing(client)));
+                let counted = clients().filter(|client| !some_wait || is_ordered(standing(client)));
+                order::lead_on_all(counted.flat_map(|client| self.lead_on_each(client)))
             }
             None => order::lead_on_all(self.lead_on_each(client)),
         })

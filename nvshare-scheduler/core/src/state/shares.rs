@@ -103,6 +103,12 @@ impl Shares {
         self.jobs.get(&job).map_or(DEFAULT_SCALED_WEIGHT, |share| share.weight)
     }
 
+    /// Returns the time in which a job has a turn of this length, if each job that wants the GPU has its share.
+    pub(crate) fn round(&self, job: Job, turn: Duration) -> Duration {
+        let whole = i128::from(nanos(turn)) * i128::from(self.weights) / i128::from(self.weight(job).max(1));
+        Duration::from_nanos(u64::try_from(whole).unwrap_or(u64::MAX))
+    }
+
     /// Returns how many jobs want the GPU.
     pub(crate) fn active(&self) -> usize {
         self.active_by_weight.values().sum()

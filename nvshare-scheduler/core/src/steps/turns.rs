@@ -97,6 +97,8 @@ impl Round<'_> {
                 if self.state().outlook(case).does_not_fit_on(uuid) {
                     self.books.note_waiter(uuid);
                 }
+                // The order there may change, and with it the one on its other GPUs, where nothing else happens.
+                self.watch(case, &self.state().outlook(case).not_first_on, id);
             }
             Verdict::Fits => self.books.make_next(&case.unit, NextReason::Joins),
             Verdict::NeedsTurn => {

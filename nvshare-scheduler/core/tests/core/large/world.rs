@@ -208,6 +208,12 @@ impl World {
                 role.job = job(identity, client);
                 role.wait = None;
                 self.event(Event::Registered { client, identity, register });
+                // Its gang has waited for it, and waits for its turn from now on.
+                for rank in self.ranks_of(self.roles[at].job) {
+                    if let (Some(client), Some(_)) = (self.roles[rank].client, &self.roles[rank].wait) {
+                        self.roles[rank].wait = Some(self.wait_of(rank, client));
+                    }
+                }
                 self.plan(at, client, plan);
             }
             Later::Deliver(at, client, message) if self.roles[at].client == Some(client) => {
@@ -246,17 +252,7 @@ impl World {
         let Some(client) = self.roles[at].client else { return };
         let (own, on) = (self.roles[at].job, self.roles[at].behaviour.seen().gpu);
         if self.roles[at].wait.is_none() {
-            let mut wait = Wait { since: self.now, catch_up: Duration::ZERO, jobs: BTreeSet::new() };
-            let of_gang = |role: &&Role| own.0 == 2 && role.job == own && role.client.is_some();
-            let mut gpus: BTreeSet<u8> =
-                self.roles.iter().filter(of_gang).map(|p| p.behaviour.seen().gpu).collect();
-            gpus.insert(on);
-            for on in gpus {
-                for other in self.roles.iter().filter(|other| other.job != own) {
-                    self.allow_before(other, on, client, &mut wait);
-                }
-            }
-            self.roles[at].wait = Some(wait);
+            self.roles[at].wait = Some(self.wait_of(at, client));
         }
         for waiter in 0..self.roles.len() {
             if self.roles[waiter].job == own {
@@ -269,6 +265,27 @@ impl World {
             self.allow_before(&self.roles[at], on, client, &mut wait);
             self.roles[waiter].wait = Some(wait);
         }
+    }
+
+    /// The roles of a gang; of another job none.
+    fn ranks_of(&self, job: (u8, u64)) -> Vec<usize> {
+        (0..self.roles.len()).filter(|&at| job.0 == 2 && self.roles[at].job == job).collect()
+    }
+
+    /// The wait of a role's client that begins now.
+    fn wait_of(&self, at: usize, client: u64) -> Wait {
+        let own = self.roles[at].job;
+        let mut wait = Wait { since: self.now, catch_up: Duration::ZERO, jobs: BTreeSet::new() };
+        let ranks = self.ranks_of(own).into_iter().map(|at| &self.roles[at]);
+        let there = ranks.filter(|rank| rank.client.is_some());
+        let mut gpus: BTreeSet<u8> = there.map(|rank| rank.behaviour.seen().gpu).collect();
+        gpus.insert(self.roles[at].behaviour.seen().gpu);
+        for on in gpus {
+            for other in self.roles.iter().filter(|other| other.job != own) {
+                self.allow_before(other, on, client, &mut wait);
+            }
+        }
+        wait
     }
 
     fn allow_before(&self, other: &Role, on: u8, waiter: u64, wait: &mut Wait) {
