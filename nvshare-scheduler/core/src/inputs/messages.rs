@@ -213,7 +213,7 @@ impl Books {
             // The client is next already, maybe without a request (see `on_deferred`), and may still have to
             // wait.
             Phase::Next(_) => {
-                self.change_client(id, |client| client.wants = true);
+                self.change_client(id, |client| client.request_lock(now));
             }
             // The client closed its gate while a grant was on its way, or requests twice.
             Phase::Granted { .. } | Phase::Running { .. } | Phase::Dropping { .. } => {}

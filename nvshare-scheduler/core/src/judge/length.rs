@@ -168,7 +168,9 @@ impl State {
                 quantum,
                 beyond.max().unwrap_or_default(),
             )),
-            not_before: gpu.deferred.retry_at().max(held.ranks_return_by),
+            not_before: gpu.deferred.retry_at(),
+            ranks_return_by: held.ranks_return_by,
+            rank_patience: patience::drain_patience(gpu.deferred.in_a_row()),
             idle_since: held.idle_since,
             patience: held.patience,
         })

@@ -37,7 +37,7 @@ pub(crate) struct Outlook {
     /// A compute limit keeps it waiting until then.
     paced_until: Option<Time>,
     /// GPUs where another waiter is ahead of it; two at most, since a look asks for one besides its own.
-    pub(crate) not_first_on: Vec<GpuUuid>,
+    not_first_on: Vec<GpuUuid>,
     /// GPUs that it does not fit beside the clients that stay.
     pub(crate) full_gpus: Vec<GpuUuid>,
 }
@@ -45,6 +45,11 @@ pub(crate) struct Outlook {
 impl Outlook {
     pub(crate) fn does_not_fit_on(&self, uuid: GpuUuid) -> bool {
         self.full_gpus.binary_search(&uuid).is_ok()
+    }
+
+    /// Returns the GPUs where something is in its way.
+    pub(crate) fn gpus_in_its_way(&self) -> Vec<GpuUuid> {
+        [&self.not_first_on[..], &self.full_gpus[..]].concat()
     }
 
     /// Whether others are ahead of the waiter on another GPU than this one.
@@ -203,16 +208,19 @@ impl State {
             let others = self.unit_of(other);
             // Whether it must wait is known from the last look at it, which may be due.
             let must_wait = other.must_wait || self.no_room_for(other).is_some() || self.is_stopped(&others);
-            if must_wait || self.fits_beside_staying(gpu, &others) && !counts(&others) {
+            if must_wait {
                 continue;
             }
-            match &mut head {
-                Some(head) => head.line_up(gpu.demand_of(&others)),
-                None => head = Some(self.head(gpu, &others)),
+            let mut lined_up = head.unwrap_or_else(|| self.head(gpu, &others));
+            lined_up.line_up(gpu.demand_of(&others));
+            let would_delay = self.would_delay(gpu, unit, &lined_up);
+            if self.fits_beside_staying(gpu, &others) && !(would_delay && counts(&others)) {
+                continue;
             }
-            if head.is_some_and(|head| self.would_delay(gpu, unit, &head)) {
+            if would_delay {
                 return false;
             }
+            head = Some(lined_up);
         }
         true
     }

@@ -7,29 +7,11 @@
 //! than their share. So a client that has waited for two rounds comes forward, as if it were owed each GPU
 //! since then.
 
-use std::time::Duration;
-
-use crate::state::virtual_time::{VirtualTime, nanos, to_virtual};
-
 /// Returns how far a client that uses several GPUs at once is ahead of their clocks. Positive: ahead;
 /// negative: behind.
 #[must_use]
-pub(crate) fn lead_on_all(lead_on_each: impl Iterator<Item = VirtualTime>) -> VirtualTime {
+pub(crate) fn lead_on_all(lead_on_each: impl Iterator<Item = i64>) -> i64 {
     lead_on_each.max().unwrap_or(0)
-}
-
-/// Returns how far a waiter that uses several GPUs is ahead of the clock of one of them, in virtual time.
-/// `lead`: that of its job. `waited`: for how long. `round`: the time in which it would have a turn there.
-/// `weight`: that of its job.
-#[must_use]
-pub(crate) fn lead_of_waiter(
-    lead: VirtualTime,
-    waited: Duration,
-    round: Duration,
-    weight: u64,
-) -> VirtualTime {
-    let owed = waited.saturating_sub(round.saturating_mul(2));
-    lead.saturating_sub(to_virtual(nanos(owed), weight))
 }
 
 /// Whether letting a waiter run now delays the head, which is ahead of it in the order and does not fit
@@ -44,26 +26,12 @@ pub(crate) fn would_delay(own: u128, first: u128, stays: u128, capacity: u64) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::virtual_time::DEFAULT_SCALED_WEIGHT;
 
     #[test]
     fn a_gang_counts_where_it_is_least_behind() {
         assert_eq!(lead_on_all([-5, -2, -9].into_iter()), -2);
         assert_eq!(lead_on_all([-5, 3].into_iter()), 3);
         assert_eq!(lead_on_all(std::iter::empty()), 0);
-    }
-
-    #[test]
-    fn a_waiter_comes_forward_after_two_rounds() {
-        let lead = |waited, weight| {
-            lead_of_waiter(5, Duration::from_nanos(waited), Duration::from_nanos(100), weight)
-        };
-        assert_eq!([0, 200, 201, 300].map(|waited| lead(waited, DEFAULT_SCALED_WEIGHT)), [5, 5, 4, -95]);
-        assert_eq!(
-            lead(300, DEFAULT_SCALED_WEIGHT / 2),
-            5 - 200,
-            "its time grows faster, as its weight is less"
-        );
     }
 
     #[test]

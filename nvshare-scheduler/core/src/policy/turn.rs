@@ -33,8 +33,12 @@ pub(crate) struct Turn {
     /// How much longer than these quanta the turn lasts at most. This is the longest recent drain, or the
     /// time beyond a quantum that the waiter's own turn counts for, times the ratio of the weights.
     pub(crate) beyond: Duration,
-    /// Clients that run are not asked to leave before this time, because a drain was deferred, or would be.
+    /// Clients that run are not asked to leave before this time, because a drain was deferred.
     pub(crate) not_before: Duration,
+    /// A rank that does not work is waited for until then, and for no longer than this after the turn: without it the others of its
+    /// gang could not drain.
+    pub(crate) ranks_return_by: Duration,
+    pub(crate) rank_patience: Duration,
     /// When the last of the clients that would have to leave became idle, if all are idle.
     pub(crate) idle_since: Option<Duration>,
     /// How long the idle clients keep their places.
@@ -55,7 +59,11 @@ pub(crate) fn ends(turn: &Turn) -> Option<Duration> {
         (Some(quantum), Some(idle)) => quantum.min(idle),
         (one, other) => one.or(other)?,
     };
-    Some(if turn.idle_since.is_some() { ends } else { ends.max(turn.not_before) })
+    if turn.idle_since.is_some() {
+        return Some(ends);
+    }
+    let ends = ends.max(turn.not_before);
+    Some(ends.max(turn.ranks_return_by.min(ends.saturating_add(turn.rank_patience))))
 }
 
 #[cfg(test)]
@@ -72,6 +80,8 @@ mod tests {
             even_at: Duration::ZERO,
             beyond: MS(300),
             not_before: MS(not_before),
+            ranks_return_by: Duration::ZERO,
+            rank_patience: MS(200),
             idle_since: idle.map(MS),
             patience: MS(cost) * IDLE_FACTOR,
         }

@@ -311,11 +311,11 @@ impl Account {
     }
 
     /// Returns the bytes that a client wants resident when it runs: all that it has allocated, at most what
-    /// one client may have. One that [comes whole](Self::comes_whole) may want more. `pinned`: the room that it cannot give back.
-    pub(crate) fn demand(&self, capacity: u64, pinned: u64) -> u64 {
+    /// one client may have. One that [comes whole](Self::comes_whole) may want more. `kept`: the room that does not come back.
+    pub(crate) fn demand(&self, capacity: u64, kept: u64) -> u64 {
         let most = if self.comes_whole { u64::MAX } else { capacity };
         // Room that does not come back is as good as used.
-        self.wanted().max(pinned).min(most)
+        self.wanted().max(kept).min(most)
     }
 
     /// Returns the bytes on the GPU, as the client last reported.

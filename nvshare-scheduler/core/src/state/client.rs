@@ -548,11 +548,21 @@ impl Client {
         self.identity.gang.is_none() && !self.goes_alone
     }
 
-    /// Returns the bytes of an account that the client cannot give back when asked.
-    pub(crate) fn pinned(&self, account: &Account) -> u64 {
+    /// Whether the client gives no room back: it does not answer, or is on its way to sleep or back.
+    fn gives_nothing_back(&self) -> bool {
         let is_silent = self.stopped && !self.phase.is_running_or_draining()
             || self.phase.holds() && self.is_unresponsive;
-        if is_silent || self.sleep.keeps_still() {
+        is_silent || self.sleep.keeps_still()
+    }
+
+    /// Returns the bytes of an account that are as good as used, since they do not come back.
+    pub(crate) fn kept(&self, account: &Account) -> u64 {
+        if self.gives_nothing_back() { account.room } else { account.unevictable_bytes() }
+    }
+
+    /// Returns the bytes of an account that the client cannot give back when asked.
+    pub(crate) fn pinned(&self, account: &Account) -> u64 {
+        if self.gives_nothing_back() {
             account.room
         } else if self.phase.holds() && !self.phase.is_idle() && self.stubborn_until.is_some() {
             // The client answers, and gives back the room that it does not use.

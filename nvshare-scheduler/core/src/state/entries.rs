@@ -178,9 +178,7 @@ impl State {
         let waited = if is_ordered(standing(client)) { has_waited } else { Duration::ZERO };
         client.accounts.keys().filter_map(move |uuid| {
             let gpu = self.gpus.get(uuid)?;
-            let (shares, job) = (&gpu.shares, client.job);
-            let round = shares.round(job, gpu.quantum);
-            Some(order::lead_of_waiter(shares.time(job) - shares.clock(), waited, round, shares.weight(job)))
+            Some(gpu.shares.lead_of_waiter(client.job, waited, gpu.quantum))
         })
     }
 
@@ -192,8 +190,8 @@ impl State {
         known.get_or_compute(self.events, || match of_gang {
             Some(members) => {
                 let clients = || members.ids().filter_map(|id| self.clients.get(&id));
-                let some_wait = clients().any(|client| is_ordered(standing(client)));
-                let counted = clients().filter(|client| !some_wait || is_ordered(standing(client)));
+                let some_wait = clients().any(|client| !client.phase().holds());
+                let counted = clients().filter(|client| !some_wait || !client.phase().holds());
                 order::lead_on_all(counted.flat_map(|client| self.lead_on_each(client)))
             }
             None => order::lead_on_all(self.lead_on_each(client)),
@@ -230,7 +228,7 @@ impl Stands {
         };
         let time = time.saturating_sub(gpu.head_start_of(client));
         let ordered = is_ordered(self.standing);
-        let pinned = client.pinned(account);
+        let (pinned, kept) = (client.pinned(account), client.kept(account));
         let said = CapacityFigures { available: account.usage.total, ..CapacityFigures::default() };
         let capacity = match gpu.source {
             CapacitySource::Disputed => config.usable(gpu.uuid, said),
@@ -240,7 +238,7 @@ impl Stands {
             standing: self.standing,
             room: account.room,
             pinned,
-            demand: account.demand(capacity, pinned),
+            demand: account.demand(capacity, kept),
             allocated: account.usage.allocated,
             overhead: if client.sleep.is_off_card() { 0 } else { account.overhead() },
             bytes_ordered_out: account.evict_order.map(|order| order.bytes),

@@ -103,10 +103,15 @@ impl Shares {
         self.jobs.get(&job).map_or(DEFAULT_SCALED_WEIGHT, |share| share.weight)
     }
 
-    /// Returns the time in which a job has a turn of this length, if each job that wants the GPU has its share.
-    pub(crate) fn round(&self, job: Job, turn: Duration) -> Duration {
-        let whole = i128::from(nanos(turn)) * i128::from(self.weights) / i128::from(self.weight(job).max(1));
-        Duration::from_nanos(u64::try_from(whole).unwrap_or(u64::MAX))
+    /// Returns how far a job is ahead of the clock, whose client of several GPUs has waited for this long: see
+    /// [`policy::order`](crate::policy::order). `turn`: how long a turn lasts. Each job that wants the GPU has one in a round, as
+    /// long as its weight says.
+    pub(crate) fn lead_of_waiter(&self, job: Job, waited: Duration, turn: Duration) -> VirtualTime {
+        let weight = self.weight(job);
+        let round = i128::from(nanos(turn)) * i128::from(self.weights) / i128::from(weight.max(1));
+        let round = Nanos::try_from(round).unwrap_or(Nanos::MAX / 4);
+        let owed = nanos(waited).saturating_sub(round.saturating_mul(2)).max(0);
+        (self.time(job) - self.clock).saturating_sub(to_virtual(owed, weight))
     }
 
     /// Returns how many jobs want the GPU.
@@ -388,6 +393,19 @@ mod tests {
         shares.advance(S(101));
         shares.change(job(2), SITS, WAITS, S(4));
         assert_eq!(seconds(shares.clock() - shares.time(job(2))), 4, "within the bound");
+    }
+
+    #[test]
+    fn a_waiter_comes_forward_after_two_rounds() {
+        let mut shares = Shares::default();
+        for n in [1, 2] {
+            shares.change(job(n), None, WAITS, S(60));
+        }
+        let lead = |shares: &Shares, waited| shares.lead_of_waiter(job(1), S(waited), S(3)) / 1_000_000_000;
+        assert_eq!([0, 12, 13, 20].map(|waited| lead(&shares, waited)), [0, 0, -1, -8]);
+        // With half of the weight of the other one, a round takes 9 s, and its time grows faster.
+        shares.set_terms(job(1), terms(50, None, false));
+        assert_eq!([18, 20].map(|waited| lead(&shares, waited)), [0, -4]);
     }
 
     #[test]

@@ -98,7 +98,9 @@ impl Round<'_> {
         let known = || gpus.iter().filter_map(|uuid| state.gpu(*uuid));
         // A rank that was idle and has its memory goes on with others that run: without it they could not drain.
         let lacks = |gpu: &Gpu| next.iter().any(|&id| gpu.deficit(id) > 0);
+        let resumes = |client: &Client| client.phase() == Phase::Next(NextReason::Resumes);
         let goes_on = state.clients_of(&unit).any(|client| client.phase().is_running_or_draining())
+            && state.clients_of(&next).all(resumes)
             && !known().any(lacks);
         let leaving = !goes_on && known().any(|gpu| state.is_in_the_way(gpu, &unit));
         if gpus.len() > 1 {

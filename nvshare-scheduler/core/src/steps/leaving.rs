@@ -15,14 +15,12 @@ impl Books {
         self.ask_these_to_leave(&self.state().unit(id));
     }
 
-    /// Asks these clients for the lock back.
+    /// Asks these clients for the lock back. Idle ones come last: their places depend on whether others of their gangs drain.
     pub(crate) fn ask_these_to_leave(&mut self, ids: &[ClientId]) {
-        for &id in ids {
+        let is_idle = |id: &ClientId| self.state().phase(*id).is_some_and(Phase::is_idle);
+        let (idle, others): (Vec<ClientId>, Vec<ClientId>) = ids.iter().partition(|id| is_idle(id));
+        for id in others.into_iter().chain(idle) {
             self.ask_one_to_leave(id);
-        }
-        // An idle member keeps its place until the others have drained. Maybe none has to.
-        for &id in ids {
-            self.release_drained(id);
         }
     }
 
@@ -34,7 +32,7 @@ impl Books {
                 self.change_client(id, |client| client.park());
             }
             // The work of the others may depend on what the client does next: if they cannot drain, it goes on with them.
-            Some(Phase::Idle { .. }) if self.state().unit(id).len() > 1 => {
+            Some(Phase::Idle { .. }) if self.has_drained_before_others(id) => {
                 self.change_client(id, Client::wait_drained);
             }
             // The client's gate is closed and its work is complete: there is nothing to ask.

@@ -98,7 +98,7 @@ impl Round<'_> {
                     self.books.note_waiter(uuid);
                 }
                 // The order there may change, and with it the one on its other GPUs, where nothing else happens.
-                self.watch(case, &self.state().outlook(case).not_first_on, id);
+                self.watch(case, &self.state().outlook(case).gpus_in_its_way(), id);
             }
             Verdict::Fits => self.books.make_next(&case.unit, NextReason::Joins),
             Verdict::NeedsTurn => {
@@ -141,7 +141,7 @@ impl Round<'_> {
             Some(end) => self.books.wake_at(uuid, end.at),
             // The turn that it waits for may be on another GPU: when something changes there, its GPUs are
             // looked at again.
-            None => self.watch(case, full_gpus, id),
+            None => self.watch(case, &self.state().outlook(case).gpus_in_its_way(), id),
         }
         let gpu = self.state().known_gpu(uuid)?;
         Some(match splits.iter().find(|split| split.gpu == uuid) {
