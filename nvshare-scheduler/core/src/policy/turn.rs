@@ -114,4 +114,11 @@ mod tests {
         let idle = Turn { even_at: MS(90_000), ..turn(Some(500), 0, Some(700), 0) };
         assert_eq!(ends(&idle), Some(MS(700)), "an idle holder catches nothing up");
     }
+
+    #[test]
+    fn ranks_are_waited_for_no_longer_than_a_drain_may_take() {
+        let waited_for_until = |ms| Turn { ranks_return_by: MS(ms), ..turn(Some(0), 0, None, 0) };
+        let ends = [0, 1100, 5000].map(|ms| ends(&waited_for_until(ms)));
+        assert_eq!(ends, [1000, 1100, 1200].map(|ms| Some(MS(ms))));
+    }
 }

@@ -3,8 +3,8 @@
 //!
 //! - A gang wants the lock as soon as one member does, and every member gets it, whether it requested it or
 //!   not.
-//! - When one member has to leave, all are asked. A member that has drained keeps its place until the others
-//!   have: if one of them cannot, all go on (two phases).
+//! - When one member has to leave, all are asked. A member that has drained, or is idle, keeps its place until
+//!   the others have: if one of them cannot, all go on (two phases).
 //! - A member that comes while the others hold the lock joins them if it fits; else they leave and come back
 //!   together.
 //! - Where jobs run one after the other, a gang is one job, though its members may belong to several. The
