@@ -49,8 +49,8 @@ struct Held {
     idle_since: Option<Time>,
     /// How long the idle ones keep their places.
     patience: Duration,
-    /// Until when ranks are waited for that do not work while others of their gangs do.
-    ranks_return_by: Time,
+    /// Since when the last rank has been idle of those whose gangs work on, if there is one.
+    rank_idle_since: Option<Time>,
 }
 
 impl State {
@@ -77,7 +77,7 @@ impl State {
         let leavers_demand = leavers.iter().map(|&leaver| gpu.demand(leaver)).sum::<u128>();
         let to_return = saturate(leavers_demand).min(to_move);
         let move_cost = if to_return == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_return) };
-        let held = self.held_by(gpu, leavers, move_cost)?;
+        let held = self.held_by(leavers, move_cost)?;
         let cost = self.hand_over_cost(gpu, unit, to_move);
         let Some(sooner) = held.work.gives_way_at(self, gpu, unit, cost) else {
             let at = turn::ends(&self.turn(gpu, unit, &held)?)?;
@@ -93,14 +93,11 @@ impl State {
     }
 
     /// Returns by whose work a GPU is held; `None` if a turn has not begun, so that it cannot be over.
-    fn held_by(&self, gpu: &Gpu, leavers: &[ClientId], move_cost: Duration) -> Option<Held> {
+    fn held_by(&self, leavers: &[ClientId], move_cost: Duration) -> Option<Held> {
         let mut held = Held { idle_since: Some(Time::ZERO), ..Held::default() };
         for leaver in leavers {
             let client = self.client(*leaver)?;
-            if let Some(since) = self.keeps_mates_waiting_since(client) {
-                let until = since.saturating_add(patience::drain_patience(gpu.deferred.in_a_row()));
-                held.ranks_return_by = held.ranks_return_by.max(until);
-            }
+            held.rank_idle_since = held.rank_idle_since.max(self.keeps_mates_waiting_since(client));
             match client.phase() {
                 Phase::Next(NextReason::Claims) | Phase::Granted { begins: true, .. } => return None,
                 Phase::Idle { since, .. } => {
@@ -169,7 +166,7 @@ impl State {
                 beyond.max().unwrap_or_default(),
             )),
             not_before: gpu.deferred.retry_at(),
-            ranks_return_by: held.ranks_return_by,
+            rank_idle_since: held.rank_idle_since,
             rank_patience: patience::drain_patience(gpu.deferred.in_a_row()),
             idle_since: held.idle_since,
             patience: held.patience,

@@ -7,6 +7,9 @@
 //!   [`MAX_QUANTA`] quanta (more if its job has the larger share) and the longest drain, at most. So a
 //!   client that drains slowly, or whose restores take longer than its turns, gets fewer turns, or the others
 //!   get longer ones.
+//! - If a rank is idle while others of its gang work, their kernels may wait for its next ones. So the gang is
+//!   asked when the rank works again, or when it has been idle for as long as a drain may take; no later than
+//!   that after the turn, however often ranks pause.
 //! - An idle holder gives way earlier. It does so at once if no memory has to move, or if waiting through its
 //!   last sleeps would not have paid (see [`super::rhythm`]). Else it gives way when it has been idle for
 //!   [`IDLE_FACTOR`] times what its own return costs, there and back. So a loop with 60 ms of host work is
@@ -35,9 +38,9 @@ pub(crate) struct Turn {
     pub(crate) beyond: Duration,
     /// Clients that run are not asked to leave before this time, because a drain was deferred.
     pub(crate) not_before: Duration,
-    /// A rank that does not work is waited for until then, and for no longer than this after the turn: without it the others of its
-    /// gang could not drain.
-    pub(crate) ranks_return_by: Duration,
+    /// Since when the last rank has been idle of those whose gangs work on, if there is one.
+    pub(crate) rank_idle_since: Option<Duration>,
+    /// How long such a rank is waited for.
     pub(crate) rank_patience: Duration,
     /// When the last of the clients that would have to leave became idle, if all are idle.
     pub(crate) idle_since: Option<Duration>,
@@ -63,7 +66,8 @@ pub(crate) fn ends(turn: &Turn) -> Option<Duration> {
         return Some(ends);
     }
     let ends = ends.max(turn.not_before);
-    Some(ends.max(turn.ranks_return_by.min(ends.saturating_add(turn.rank_patience))))
+    let returns_by = turn.rank_idle_since.map(|since| since.min(ends).saturating_add(turn.rank_patience));
+    Some(returns_by.map_or(ends, |returns_by| ends.max(returns_by)))
 }
 
 #[cfg(test)]
@@ -80,7 +84,7 @@ mod tests {
             even_at: Duration::ZERO,
             beyond: MS(300),
             not_before: MS(not_before),
-            ranks_return_by: Duration::ZERO,
+            rank_idle_since: None,
             rank_patience: MS(200),
             idle_since: idle.map(MS),
             patience: MS(cost) * IDLE_FACTOR,
@@ -117,8 +121,10 @@ mod tests {
 
     #[test]
     fn ranks_are_waited_for_no_longer_than_a_drain_may_take() {
-        let waited_for_until = |ms| Turn { ranks_return_by: MS(ms), ..turn(Some(0), 0, None, 0) };
-        let ends = [0, 1100, 5000].map(|ms| ends(&waited_for_until(ms)));
-        assert_eq!(ends, [1000, 1100, 1200].map(|ms| Some(MS(ms))));
+        for (idle_since, expected) in [(None, 1000), (Some(700), 1000), (Some(900), 1100), (Some(4000), 1200)]
+        {
+            let turn = Turn { rank_idle_since: idle_since.map(MS), ..turn(Some(0), 0, None, 0) };
+            assert_eq!(ends(&turn), Some(MS(expected)), "{turn:?}");
+        }
     }
 }

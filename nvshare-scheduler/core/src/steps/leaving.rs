@@ -31,8 +31,8 @@ impl Books {
             Some(Phase::Next(_)) => {
                 self.change_client(id, |client| client.park());
             }
-            // The work of the others may depend on what the client does next: if they cannot drain, it goes on with them.
-            Some(Phase::Idle { .. }) if self.has_drained_before_others(id) => {
+            // The others' kernels may wait for the client's next ones. If they cannot drain, it goes on with them.
+            Some(Phase::Idle { .. }) if self.has_draining_mates(id) => {
                 self.change_client(id, Client::wait_drained);
             }
             // The client's gate is closed and its work is complete: there is nothing to ask.
@@ -83,7 +83,7 @@ impl Books {
     pub(crate) fn park(&mut self, id: ClientId, phase: Phase) {
         if let Phase::Dropping { since, .. } = phase {
             self.record_drain(id, self.state().now().saturating_sub(since));
-            if self.has_drained_before_others(id) {
+            if self.has_draining_mates(id) {
                 self.change_client(id, |client| {
                     client.wait_drained();
                     client.wants = false;
@@ -97,8 +97,8 @@ impl Books {
         self.release_drained(id);
     }
 
-    /// Whether another member of a client's gang still drains: until it has, the client keeps its place.
-    fn has_drained_before_others(&self, id: ClientId) -> bool {
+    /// Whether another member of a client's gang still drains. Until it has, the client keeps its place.
+    fn has_draining_mates(&self, id: ClientId) -> bool {
         let unit = self.state().unit(id);
         self.state().clients_of(&unit).any(|other| other.id != id && other.is_draining())
     }
