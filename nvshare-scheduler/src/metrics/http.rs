@@ -347,15 +347,38 @@ mod tests {
         }
     }
 
+    /// A page that is fresh for an hour, of a scheduler that answers nothing.
+    fn page(text: String) -> Arc<Page> {
+        let (questions, _) = mpsc::channel(1);
+        let last = Mutex::new(Some((Instant::now() + Duration::from_secs(3600), Arc::new(text))));
+        let shown = Shown::new(Counters::new(&mut Registry::default()).into());
+        Arc::new(Page { registry: Registry::default(), shown, questions, last })
+    }
+
+    #[tokio::test]
+    async fn the_oldest_silent_connection_makes_place_for_a_new_one() {
+        let (page, readers) = (page(String::new()), Readers::default());
+        let connect = |_| {
+            let (ours, served) = tokio::io::duplex(MAX_REQUEST);
+            readers.accept(served, &page);
+            ours
+        };
+        let mut connections: Vec<_> = (0..=SILENT).map(connect).collect();
+        let mut newest = connections.pop().unwrap();
+        newest.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        newest.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 404 Not Found"), "{answer}");
+        let mut oldest = connections.remove(0);
+        assert_eq!(oldest.read(&mut [0]).await.unwrap(), 0, "the oldest is closed");
+        assert_eq!(readers.silent().len(), SILENT - 1, "and no other one is");
+    }
+
     #[tokio::test]
     async fn a_reader_that_reads_nothing_is_in_no_other_readers_way() {
         const ASKS: &[u8] = b"GET /metrics HTTP/1.1\r\n\r\n";
-        let (questions, _) = mpsc::channel(1);
-        // More than a connection takes, and fresh for an hour.
-        let text = Arc::new("x".repeat(1 << 16));
-        let last = Mutex::new(Some((Instant::now() + Duration::from_secs(3600), text)));
-        let shown = Shown::new(Counters::new(&mut Registry::default()).into());
-        let page = Arc::new(Page { registry: Registry::default(), shown, questions, last });
+        // More than a connection takes.
+        let page = page("x".repeat(1 << 16));
         let serve = |mut stream| {
             let page = Arc::clone(&page);
             tokio::spawn(async move {
