@@ -222,12 +222,11 @@ pub enum ClientMessage {
     Counters(Counters),
     /// Work waits, and the scheduler has said nothing for a while: asks whether the scheduler lives.
     Ping,
-    /// Not said any more: the answer to ASK_PROGRESS.
-    Progress {
-        /// The ticket of the question.
-        ticket: u64,
-        /// Submissions that were complete, since the process started.
-        submissions: u64,
+    /// The client has read that it goes on under this grant: by SCHED_ON, or by the answer to its registration. Its messages before
+    /// this one are of the time in which nothing was counted. Older clients do not say so; older schedulers do not hear it.
+    Adopted {
+        /// The grant.
+        epoch: Epoch,
     },
     /// Memory has to leave the card: asks for memory of the host. The answer is [`SchedulerMessage::HostMemory`], and comes
     /// before the next question.

@@ -93,7 +93,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("evicted", Request::Client(C::Evicted { gpu: GPU, short: 5 })),
         ("counters", Request::Client(C::Counters(COUNTERS))),
         ("ping", Request::Client(C::Ping)),
-        ("progress", Request::Client(C::Progress { ticket: 3, submissions: 1000 })),
+        ("adopted", Request::Client(C::Adopted { epoch: Epoch { boot: 3, counter: 1000 } })),
         ("host_wanted", Request::Client(C::HostWanted { bytes: 9 << 20 })),
         ("host_held", Request::Client(C::HostHeld { segments: vec![SEGMENT] })),
         ("host_back", Request::Client(C::HostBack { segment: 7 })),

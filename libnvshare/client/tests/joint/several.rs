@@ -8,11 +8,9 @@
 //! The invariants of all joint worlds are checked after each event: those that run together fit, with all of their memory. After a
 //! break processes have run alone, and such a world is checked no further than worlds of dead schedulers.
 //!
-//! Scheduling is not switched off here. A program that allocates in the middle of each turn after that may be asked to leave before its
-//! memory is there, again and again.
-//!
-//! The property has no gangs. Where ranks wait for memory in the middle of a turn, two gangs can be half in, and then their drains fail
-//! for longer than the bound. Single worlds with gangs stand below.
+//! The property has no gangs. Where ranks wait for memory in the middle of a turn, two gangs can be half in on a GPU that is too full for
+//! both. A rank that pauses between its kernels then drains before its mate, again and again, and the mate cannot. Single worlds with gangs
+//! stand below.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -47,6 +45,8 @@ enum Trouble {
     Break,
     /// Clients may fill this number of GiB of each GPU.
     Capacity(u64),
+    /// An administrator switches scheduling on, or off.
+    Switch(bool),
 }
 
 fn trouble() -> impl Strategy<Value = Trouble> {
@@ -56,6 +56,7 @@ fn trouble() -> impl Strategy<Value = Trouble> {
         3 => any::<bool>().prop_map(Trouble::Pause),
         1 => Just(Trouble::Break),
         2 => (14..=16u64).prop_map(Trouble::Capacity),
+        1 => any::<bool>().prop_map(Trouble::Switch),
     ]
 }
 
@@ -100,6 +101,10 @@ impl World {
                 self.at(self.now, Later::Stop(i, lasts.min(left), seen));
             }
             Trouble::Pause(paused) => self.pause(i, paused),
+            Trouble::Switch(on) => {
+                self.was_killed |= !on;
+                self.switch(on);
+            }
             Trouble::Break if self.processes[i].stopped_until > self.now => {}
             Trouble::Break => {
                 self.was_killed = true;
@@ -141,6 +146,7 @@ impl World {
     /// All trouble is over, but for a process that stays stopped.
     fn calm_down(&mut self) {
         // Those that were stopped go on, come back if they were cut off, and the scheduler sees that.
+        self.switch(true);
         self.pass(self.now + MS(3000));
         for i in 0..self.processes.len() {
             self.pause(i, false);
@@ -341,4 +347,31 @@ fn a_rank_that_was_idle_goes_on_with_its_gang_though_the_gpu_is_too_full() {
     let troubles = vec![(1445, 0, Trouble::Pause(true)), (1999, 0, Trouble::Capacity(14))];
     Story { gpus: 2, pairs: 2, clients: gang_with_pauses(), troubles, seed: 15_077_187_815_956_066_526 }
         .ends_well();
+}
+
+/// Scheduling is switched off and on while a process is stopped in the middle of an eviction. Its answer crosses SCHED_ON.
+#[test]
+fn room_that_was_given_back_as_scheduling_came_on_is_counted_once() {
+    let managed = |on: &[u8], gib, starts_at| {
+        let (on, plan) = swaps(on, gib, 0, starts_at);
+        (on, Plan { memory: MemoryMode::Managed, ..plan })
+    };
+    let clients = vec![
+        swaps(&[0, 1], 12, 376, 402),
+        managed(&[0], 9, 2257),
+        managed(&[0, 1], 1, 47),
+        swaps(&[0, 1, 2], 8, 0, 805),
+        swaps(&[0, 1], 4, 436, 1883),
+        managed(&[0], 1, 1304),
+    ];
+    let mut world = World::new(placed(clients, 3, 0), config(false), 94_162_026_551_654_680);
+    world.at(MS(3968), Later::Stop(2, FOR_EVER, Some(717)));
+    world.suffer_all([
+        (2294, 1, Trouble::Break),
+        (3105, 4, Trouble::Stop { lasts: 9464, seen: Some(838) }),
+        (5236, 0, Trouble::Capacity(14)),
+        (8654, 0, Trouble::Switch(false)),
+        (9251, 5, Trouble::Break),
+    ]);
+    world.gives_turns(Some(2));
 }

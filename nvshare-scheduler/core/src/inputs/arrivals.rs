@@ -66,11 +66,8 @@ impl Books {
         self.change_client(id, |client| {
             client.run(epoch);
             client.wants = false;
-            for account in client.accounts.values_mut() {
-                account.room = account.resident();
-                account.evict_order = None;
-                account.promised = None;
-            }
+            client.adopted = Some(epoch);
+            client.accounts.values_mut().for_each(|account| account.adopt(epoch));
         });
     }
 

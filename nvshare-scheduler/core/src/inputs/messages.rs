@@ -9,7 +9,7 @@ use crate::Time;
 use crate::policy::patience::{STUBBORN_AFTER, evict_again_after, retry_after};
 use crate::report::warnings::Topic;
 use crate::state::State;
-use crate::state::account::{Account, EvictOrder, MAX_BYTES, Rates, Unevictable};
+use crate::state::account::{Account, Adoption, EvictOrder, MAX_BYTES, Rates, Unevictable};
 use crate::state::client::{Client, ClientId, HandOver, MAX_GPUS_PER_CLIENT, NextReason, Phase};
 use crate::steps::books::Books;
 
@@ -66,8 +66,7 @@ impl Books {
             }
             ClientMessage::Room(Amount { gpu, bytes }) => {
                 self.change_account(id, gpu, |account| {
-                    let came = bytes.min(account.room);
-                    account.room -= came;
+                    let came = account.return_room(bytes);
                     if let Some(order) = &mut account.evict_order {
                         order.bytes = order.bytes.saturating_sub(came);
                         order.came = order.came.saturating_add(came);
@@ -77,8 +76,12 @@ impl Books {
             }
             ClientMessage::Evicted { gpu, short } => self.on_evicted(id, phase, gpu, short),
             ClientMessage::Ping => self.send(id, SchedulerMessage::Pong),
-            // Nobody was asked.
-            ClientMessage::Progress { .. } => {}
+            ClientMessage::Adopted { epoch } => {
+                self.change_client(id, |client| {
+                    client.adopted.take_if(|adopted| *adopted == epoch);
+                    client.accounts.values_mut().for_each(|account| account.settle_adoption(epoch));
+                });
+            }
             ClientMessage::Asleep => self.on_asleep(id, phase),
             ClientMessage::CannotSleep { reason, for_good } => self.on_cannot_sleep(id, &reason, for_good),
             ClientMessage::WakeWanted => self.on_wake_wanted(id, phase),
@@ -175,8 +178,13 @@ impl Books {
             self.change_rest(id, |rest| rest.interrupt(now));
         }
         let total_changed = self.change_client(id, |client| {
-            let account =
-                client.accounts.entry(usage.gpu).or_insert_with(|| Box::new(Account::new(usage, rates)));
+            let adopted = client.adopted;
+            let account = client.accounts.entry(usage.gpu).or_insert_with(|| {
+                let mut account = Box::new(Account::new(usage, rates));
+                // Its first usage of this GPU is of the time before it has read that it goes on.
+                account.adoption = adopted.map(|epoch| Adoption { epoch, had: 0 });
+                account
+            });
             if account.usage.allocated != usage.allocated {
                 account.unevictable = None;
                 account.reported_unevictable = false;

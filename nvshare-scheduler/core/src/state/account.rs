@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use nvshare_proto::units::{GIB, MIB};
-use nvshare_proto::{MemoryMode, Usage};
+use nvshare_proto::units::{GIB, MIB, saturate};
+use nvshare_proto::{Epoch, MemoryMode, Usage};
 
 use crate::Time;
 use crate::state::cost::{HandOverCosts, MoveCost};
@@ -30,6 +30,16 @@ pub(crate) struct Promise {
     pub(crate) allocated: u64,
     /// A client that has not used the room by this time does not need it.
     pub(crate) until: Time,
+}
+
+/// A client that ran without being counted goes on under a grant. Its messages of the time before may still be on their way: until it
+/// has read of the grant, the room that it has is known only from them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Adoption {
+    /// The grant.
+    pub(crate) epoch: Epoch,
+    /// Bytes that were counted as its room then, less those that it has given back since: more, if they were not counted.
+    pub(crate) had: i128,
 }
 
 /// Room that a client got while it was next and others still left: see
@@ -68,6 +78,8 @@ pub(crate) struct Account {
     pub(crate) usage: Usage,
     /// Bytes that the client may have resident: room given minus room given back.
     pub(crate) room: u64,
+    /// The client has not said yet that it goes on under a grant.
+    pub(crate) adoption: Option<Adoption>,
     /// The client was told to give room back and has not answered yet.
     pub(crate) evict_order: Option<EvictOrder>,
     /// Bytes that a waiting allocation needs beyond the room.
@@ -147,6 +159,7 @@ impl Account {
         let mut account = Self {
             usage,
             room: 0,
+            adoption: None,
             evict_order: None,
             needs: 0,
             promised: None,
@@ -295,6 +308,32 @@ impl Account {
             (self.usage.total / 8).clamp(GIB, MAX_OVERHEAD).min(self.usage.total / 2)
         };
         most.next_multiple_of(OVERHEAD_STEP)
+    }
+
+    /// Counts what the client has on the GPU, as far as that is known, as its room: it goes on under this grant.
+    pub(crate) fn adopt(&mut self, epoch: Epoch) {
+        self.room = self.resident();
+        self.adoption = Some(Adoption { epoch, had: self.room.into() });
+        self.evict_order = None;
+        self.promised = None;
+    }
+
+    /// Counts what the client had when it read of this grant, as it has said by now, in place of what was known before.
+    pub(crate) fn settle_adoption(&mut self, epoch: Epoch) {
+        if let Some(Adoption { had, .. }) = self.adoption.take_if(|adoption| adoption.epoch == epoch) {
+            let room = i128::from(self.room) - had + i128::from(self.resident());
+            self.room = saturate(room.max(0).cast_unsigned());
+        }
+    }
+
+    /// Takes back up to this much room; returns how much.
+    pub(crate) fn return_room(&mut self, bytes: u64) -> u64 {
+        let came = bytes.min(self.room);
+        self.room -= came;
+        if let Some(adoption) = &mut self.adoption {
+            adoption.had -= i128::from(came);
+        }
+        came
     }
 
     /// Returns the bytes of the room that can be moved.

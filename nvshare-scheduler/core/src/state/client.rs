@@ -234,6 +234,8 @@ pub(crate) struct Client {
     pub(crate) must_wait: bool,
     /// The hand-over that the client's grant completes, until it runs.
     pub(crate) hand_over: Option<HandOver>,
+    /// The grant under which the client goes on that ran without being counted, until it says that it knows.
+    pub(crate) adopted: Option<Epoch>,
     /// The client's drains that were given up in a row.
     pub(crate) deferrals: u32,
     /// Until this time, the client counts as one that does not leave: it gave up too many drains in a row.
@@ -312,6 +314,7 @@ impl Client {
             told_waiting: false,
             must_wait: false,
             hand_over: None,
+            adopted: None,
             deferrals: 0,
             stubborn_until: None,
             is_unresponsive: false,

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use nvshare_core::{Config, Core, Event, Identity, Output};
 use nvshare_proto::{Amount, ClientMessage, ClientState, EventKind, Gate, Register, SchedulerMessage, Usage};
 
-use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, granted, newcomer, registered, twelve_gib};
+use crate::table::{
+    CAPACITY, GIB, MS, Table, config, gpu, granted, newcomer, registered, room_given, twelve_gib,
+};
 
 #[test]
 fn a_client_back_before_it_is_known_to_be_gone_is_charged_once() {
@@ -173,4 +175,63 @@ fn all_that_a_process_left_is_one_row() {
     assert!(table.core.gpu_status().iter().all(|gpu| gpu.resident == GIB));
     table.happens(Event::Exited { client: 50, identity: process });
     assert!(table.core.gpu_status().iter().all(|gpu| gpu.resident == 0));
+}
+
+/// A process with 12 GiB, some of them absent, goes on as scheduling comes on, and has still to read that.
+fn scheduling_comes_on(absent: u64) -> (Table, ClientMessage) {
+    let mut table = Table::new(config(false));
+    table.register(1, Gate::Closed, 12 * GIB, absent);
+    table.core.switch_off(true, MS(1)).unwrap();
+    table.core.switch_on(MS(2));
+    let on = table.sent().into_iter().find_map(|(_, message)| match message {
+        SchedulerMessage::SchedOn { epoch } => Some(epoch),
+        _ => None,
+    });
+    (table, ClientMessage::Adopted { epoch: on.expect("SCHED_ON") })
+}
+
+/// One GiB leaves the card, and the process says these messages before and after it has read SCHED_ON. Returns the GiB of its room then, and
+/// those that it is given when it wants all of its memory.
+fn room_after_scheduling_came_on(before: &[ClientMessage], after: &[ClientMessage]) -> (u64, u64) {
+    let (mut table, adopted) = scheduling_comes_on(0);
+    for message in before.iter().chain([&adopted]).chain(after) {
+        table.say(1, message.clone());
+    }
+    let has = table.core.gpu_status()[0].resident / GIB;
+    let needs = ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 12 * GIB });
+    // One GiB is given to spare.
+    (has, room_given(&table.say(1, needs), 1) / GIB - 1)
+}
+
+#[test]
+fn room_given_back_as_scheduling_comes_on_is_counted_once() {
+    let left = ClientMessage::Usage(twelve_gib(GIB));
+    let room = ClientMessage::Room(Amount { gpu: gpu(0), bytes: GIB });
+    for (before, after, expected) in [
+        (vec![left.clone(), room.clone()], vec![], (11, 1)),
+        (vec![], vec![left.clone(), room.clone()], (11, 1)),
+        // It counts on what it has said, and knows that it has still to give the room back.
+        (vec![left], vec![room], (10, 2)),
+    ] {
+        assert_eq!(room_after_scheduling_came_on(&before, &after), expected, "{before:?}, {after:?}");
+    }
+}
+
+#[test]
+fn a_gpu_first_used_as_scheduling_comes_on_counts() {
+    let (mut table, adopted) = scheduling_comes_on(0);
+    table.say(1, ClientMessage::Usage(Usage { gpu: gpu(1), allocated: 4 * GIB, ..twelve_gib(0) }));
+    table.say(1, adopted);
+    assert_eq!(table.core.gpu_status()[1].resident, 4 * GIB);
+}
+
+/// The scheduler knew already that its memory had left, and hears of the room late.
+#[test]
+fn room_given_as_scheduling_comes_on_is_not_taken_for_room_given_back() {
+    let (mut table, adopted) = scheduling_comes_on(12 * GIB);
+    let room = |gib| Amount { gpu: gpu(0), bytes: gib * GIB };
+    let given = room_given(&table.say(1, ClientMessage::NeedRoom(room(5))), 1);
+    table.say(1, ClientMessage::Room(room(4)));
+    table.say(1, adopted);
+    assert_eq!((given, table.core.gpu_status()[0].resident), (6 * GIB, 6 * GIB));
 }
