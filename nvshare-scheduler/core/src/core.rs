@@ -270,7 +270,7 @@ impl Core {
     /// cannot rely on a clock.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.books.agenda().work()
+        self.books.agenda().work() + self.state().looks()
     }
 
     /// Returns the virtual time of a client's job, or of its gang, in nanoseconds: its place in the order of

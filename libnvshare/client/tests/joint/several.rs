@@ -375,3 +375,104 @@ fn room_that_was_given_back_as_scheduling_came_on_is_counted_once() {
     ]);
     world.gives_turns(Some(2));
 }
+
+/// The first gang comes back as soon as it has left: the second one has joined the turn of the third, which has not begun.
+#[test]
+fn gangs_that_cannot_all_run_have_turns_though_one_is_half_in() {
+    let clients = vec![
+        swaps(&[0, 1], 6, 0, 2098),
+        swaps(&[0, 2], 3, 0, 0),
+        swaps(&[2, 3], 7, 357, 0),
+        swaps(&[1, 3], 2, 0, 1223),
+        swaps(&[1], 1, 0, 1349),
+        swaps(&[0], 7, 0, 2099),
+    ];
+    Story { gpus: 3, pairs: 3, clients, troubles: vec![], seed: 3_396_546_409_488_840_790 }.ends_well();
+}
+
+/// One rank is in and cannot drain. The client in the way of the other rank can.
+#[test]
+fn a_drain_that_was_given_up_puts_off_no_other_drain() {
+    let clients = vec![
+        swaps(&[2, 3], 7, 0, 1261),
+        swaps(&[1], 7, 245, 0),
+        swaps(&[3], 1, 0, 0),
+        swaps(&[2], 11, 0, 0),
+        swaps(&[3], 5, 0, 0),
+    ];
+    let troubles = vec![(2378, 0, Trouble::Stop { lasts: 910, seen: Some(0) })];
+    Story { gpus: 2, pairs: 1, clients, troubles, seed: 28_956_175_805_877_548 }.ends_well();
+}
+
+/// A rank pauses for longer than the first drains may take. Others drain well on its gang's GPU meanwhile.
+#[test]
+fn a_rank_that_pauses_is_waited_for_longer_after_each_drain_that_was_given_up() {
+    let clients = vec![
+        swaps(&[1], 12, 0, 2208),
+        swaps(&[3], 11, 0, 2058),
+        swaps(&[0], 1, 487, 1726),
+        swaps(&[1, 3], 8, 0, 767),
+        swaps(&[1], 12, 0, 0),
+        swaps(&[1, 2, 3], 6, 0, 1426),
+        swaps(&[1], 5, 516, 1130),
+    ];
+    Story { gpus: 4, pairs: 2, clients, troubles: vec![], seed: 9_838_684_475_913_846_044 }.ends_well();
+}
+
+/// A rank that pauses is on a GPU where the other one is not, and its gang has had more than others there.
+#[test]
+fn a_rank_that_resumes_changes_nothing_in_the_place_of_another_one() {
+    let clients = vec![
+        swaps(&[0, 1, 2], 4, 53, 0),
+        swaps(&[0, 1], 5, 0, 1043),
+        swaps(&[2, 3], 8, 0, 1894),
+        swaps(&[1, 2, 3], 12, 0, 1266),
+        swaps(&[3], 9, 0, 1488),
+    ];
+    let troubles =
+        vec![(4334, 0, Trouble::Switch(false)), (4439, 1, Trouble::Stop { lasts: 5068, seen: Some(562) })];
+    Story { gpus: 3, pairs: 1, clients, troubles, seed: 2_031_950_316_350_374_548 }.ends_well();
+}
+
+/// One rank runs and cannot drain without the other, which fits beside all that run.
+#[test]
+fn a_rank_that_fits_joins_its_gang_though_others_are_ahead() {
+    let clients = vec![
+        swaps(&[0, 1, 2], 1, 0, 880),
+        swaps(&[2, 3], 3, 0, 1936),
+        swaps(&[2, 3], 4, 239, 1562),
+        swaps(&[0], 5, 0, 1256),
+        swaps(&[1], 1, 0, 2876),
+        swaps(&[2], 5, 475, 1596),
+        swaps(&[1, 2], 4, 0, 1256),
+        swaps(&[2, 3], 9, 446, 855),
+    ];
+    let troubles = vec![
+        (0, 0, Trouble::Capacity(15)),
+        (3230, 0, Trouble::Stop { lasts: 100, seen: None }),
+        (3350, 1, Trouble::Stop { lasts: 2379, seen: Some(0) }),
+        (4671, 3, Trouble::Stop { lasts: 694, seen: Some(77) }),
+    ];
+    Story { gpus: 3, pairs: 2, clients, troubles, seed: 684_725_304_541_332_782 }.ends_well();
+}
+
+/// A rank that goes on is asked along with its gang only when its gate is open.
+#[test]
+fn a_gang_is_not_asked_in_the_moment_in_which_a_rank_goes_on() {
+    let clients = vec![
+        swaps(&[1, 2], 6, 336, 347),
+        swaps(&[0, 2, 3], 6, 0, 1731),
+        swaps(&[1], 7, 0, 478),
+        swaps(&[1], 3, 0, 0),
+        swaps(&[2], 7, 414, 1819),
+        swaps(&[0, 2, 3], 12, 0, 1395),
+        swaps(&[0, 1, 2], 9, 0, 2864),
+        swaps(&[2], 10, 0, 341),
+    ];
+    let troubles = vec![
+        (479, 2, Trouble::Stop { lasts: 1327, seen: None }),
+        (3060, 7, Trouble::Stop { lasts: 6940, seen: Some(0) }),
+        (7569, 0, Trouble::Capacity(15)),
+    ];
+    Story { gpus: 4, pairs: 2, clients, troubles, seed: 13_824_201_799_062_186_856 }.ends_well();
+}

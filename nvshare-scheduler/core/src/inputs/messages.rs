@@ -272,13 +272,14 @@ impl Books {
         let now = self.state().now();
         let unit = self.state().unit(id);
         let gpus = self.state().gpus_of(&unit);
-        let deferrals = self.state().gpus_among(&gpus).map(|gpu| gpu.deferred.in_a_row()).max();
-        let retry_at = now + retry_after(deferrals.unwrap_or(0), now);
+        let of_gpus = self.state().gpus_among(&gpus).map(|gpu| gpu.deferred.in_a_row()).max();
+        let own = self.state().clients_of(&unit).map(|client| client.deferrals).max().unwrap_or(0);
+        let retry_at = now + retry_after(of_gpus.unwrap_or(0).max(own), now);
         self.change_client(id, |client| {
             client.run(epoch);
             client.is_unresponsive = false;
         });
-        let in_a_row = self.state().clients_of(&unit).map(|client| client.deferrals).max().unwrap_or(0) + 1;
+        let in_a_row = own + 1;
         for &member in unit.iter() {
             self.change_client(member, |client| {
                 client.deferrals = in_a_row;

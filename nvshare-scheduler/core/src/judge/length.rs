@@ -49,8 +49,17 @@ struct Held {
     idle_since: Option<Time>,
     /// How long the idle ones keep their places.
     patience: Duration,
+    /// How many drains of one of them, or of its gang, were given up one after the other.
+    deferrals: u32,
     /// Since when the last rank has been idle of those whose gangs work on, if there is one.
     rank_idle_since: Option<Time>,
+}
+
+impl Held {
+    /// Returns when the clients may be asked: a drain that was given up is not tried again at once. The others need not wait for that.
+    fn not_before(&self, gpu: &Gpu) -> Time {
+        if self.deferrals > 0 { gpu.deferred.retry_at() } else { Time::ZERO }
+    }
 }
 
 impl State {
@@ -89,7 +98,7 @@ impl State {
         let waiter = self.first_in_turn(gpu, unit);
         let in_turn = waiter.and_then(|waiter| turn::ends(&self.turn(gpu, &waiter, &held)?));
         let in_turn = in_turn.unwrap_or(Time::MAX);
-        Some(End { at: in_turn.min(sooner.max(gpu.deferred.retry_at())), in_turn })
+        Some(End { at: in_turn.min(sooner.max(held.not_before(gpu))), in_turn })
     }
 
     /// Returns by whose work a GPU is held; `None` if a turn has not begun, so that it cannot be over.
@@ -109,6 +118,7 @@ impl State {
                 Phase::Parked => {}
                 _ => {
                     held.idle_since = None;
+                    held.deferrals = held.deferrals.max(client.deferrals);
                     held.work.add_holder(client);
                     held.jobs.push(client.job);
                 }
@@ -119,9 +129,9 @@ impl State {
 
     /// Returns since when a rank does not work while others of its gang do. Their kernels may wait for its next ones: they could not
     /// drain without it.
-    fn keeps_mates_waiting_since(&self, client: &Client) -> Option<Time> {
+    pub(crate) fn keeps_mates_waiting_since(&self, client: &Client) -> Option<Time> {
         let since = match client.phase() {
-            Phase::Idle { since, .. } => since,
+            Phase::Idle { since, .. } | Phase::Granted { since, .. } => since,
             Phase::Next(NextReason::Resumes) => client.waiting_since,
             _ => return None,
         };
@@ -165,9 +175,9 @@ impl State {
                 quantum,
                 beyond.max().unwrap_or_default(),
             )),
-            not_before: gpu.deferred.retry_at(),
+            not_before: held.not_before(gpu),
             rank_idle_since: held.rank_idle_since,
-            rank_patience: patience::drain_patience(gpu.deferred.in_a_row()),
+            rank_patience: patience::drain_patience(gpu.deferred.in_a_row().max(held.deferrals)),
             idle_since: held.idle_since,
             patience: held.patience,
         })

@@ -4,6 +4,7 @@
 //! [`Case`]. A case holds to the end of its round, as long as nothing changes on its GPUs; after a change it
 //! is judged anew.
 
+use std::cell::Cell;
 use std::sync::OnceLock;
 
 use nvshare_proto::GpuUuid;
@@ -12,10 +13,15 @@ use crate::Time;
 use crate::judge::length::{End, Split};
 use crate::policy::order;
 use crate::state::State;
-use crate::state::client::Client;
+use crate::state::client::{Client, Phase};
+use crate::state::entry::Standing;
 use crate::state::gangs::Unit;
 use crate::state::gpu::{CapacitySource, Gpu};
 use crate::state::ledger::Group;
+
+/// Waiters that are ahead of another one and fit at once, of which a look asks whether they are free to go. Any more come later, when they
+/// are further ahead.
+const ASKED_ABOUT: u32 = 4;
 
 /// How a waiter stands. Parts that not every look needs are judged when one does.
 #[derive(Debug)]
@@ -40,6 +46,8 @@ pub(crate) struct Outlook {
     not_first_on: Vec<GpuUuid>,
     /// GPUs that it does not fit beside the clients that stay.
     pub(crate) full_gpus: Vec<GpuUuid>,
+    /// It fits, and others of its gang run already. Their kernels may wait for its own: they could not leave without it. So it delays nobody.
+    completes_gang: bool,
 }
 
 impl Outlook {
@@ -116,12 +124,15 @@ impl State {
             let unit = &case.unit;
             let uuids = self.gpus_wanted_by(unit);
             let gpus = || self.gpus_among(&uuids);
-            let barred = gpus().filter(|gpu| uuids.len() > 1 && !self.may_go(gpu, unit));
             let full = gpus().filter(|gpu| !self.fits_beside_staying(gpu, unit));
+            let full_gpus: Vec<GpuUuid> = full.map(|gpu| gpu.uuid).collect();
+            let completes_gang = full_gpus.is_empty() && self.runs_in_part(unit);
+            let barred = gpus().filter(|gpu| uuids.len() > 1 && !completes_gang && !self.may_go(gpu, unit));
             Outlook {
                 paced_until: self.paced_until(unit),
                 not_first_on: barred.map(|gpu| gpu.uuid).take(2).collect(),
-                full_gpus: full.map(|gpu| gpu.uuid).collect(),
+                full_gpus,
+                completes_gang,
             }
         })
     }
@@ -145,7 +156,8 @@ impl State {
             return Verdict::GangIsLeaving;
         }
         let would_delay = head.is_some_and(|head| self.would_delay(gpu, &case.unit, head));
-        if would_delay && !has_the_turn(gpu, client) {
+        let completes_gang = || self.runs_in_part(&case.unit) && self.outlook(case).completes_gang;
+        if would_delay && !has_the_turn(gpu, client) && !completes_gang() {
             return Verdict::WouldDelayHead;
         }
         let outlook = self.outlook(case);
@@ -155,6 +167,11 @@ impl State {
             None if outlook.full_gpus.is_empty() => Verdict::Fits,
             None => Verdict::NeedsTurn,
         }
+    }
+
+    /// Whether some clients of a unit run, and others wait.
+    fn runs_in_part(&self, unit: &Unit) -> bool {
+        unit.len() > 1 && self.clients_of(unit).any(|client| matches!(client.phase(), Phase::Running { .. }))
     }
 
     /// Whether a holder gave up too many drains in a row: it is not expected to leave.
@@ -192,7 +209,10 @@ impl State {
     /// Whether no client is ahead of a waiter on a GPU. Clients that must wait as things are, or that the waiter does not delay, do not
     /// count. Those that fit at once count if they would go first.
     fn may_go(&self, gpu: &Gpu, unit: &Unit) -> bool {
-        self.is_first(gpu, unit, |others| self.would_go_first(gpu, others, unit))
+        let left = Cell::new(ASKED_ABOUT);
+        self.is_first(gpu, unit, |others| {
+            self.precedes(others, unit) && take_one(&left) && self.is_free_to_go(gpu, others)
+        })
     }
 
     /// Whether no client is ahead of a waiter on a GPU: see [`Self::may_go`]. `counts`: whether clients do that are ahead and fit at once.
@@ -205,16 +225,26 @@ impl State {
             debug_assert!(other.is_some(), "a client that is gone waits for nothing");
             // Behind the first place of the unit there is nobody ahead of it.
             let Some(other) = other.filter(|other| !unit.contains(&other.id)) else { break };
+            self.count_look();
             let others = self.unit_of(other);
             // Whether it must wait is known from the last look at it, which may be due.
             let must_wait = other.must_wait || self.no_room_for(other).is_some() || self.is_stopped(&others);
-            if must_wait {
+            if must_wait || self.paced_until(&others).is_some() {
                 continue;
             }
-            let mut lined_up = head.unwrap_or_else(|| self.head(gpu, &others));
+            let fits = self.fits_beside_staying(gpu, &others);
+            let mut lined_up = head.unwrap_or_else(|| match fits {
+                // All that stay would be kept.
+                true => head_beside(
+                    gpu,
+                    &others,
+                    gpu.with_unit(gpu.ledger.sums().staying, &others, Standing::is_staying),
+                ),
+                false => self.head(gpu, &others),
+            });
             lined_up.line_up(gpu.demand_of(&others));
             let would_delay = self.would_delay(gpu, unit, &lined_up);
-            if self.fits_beside_staying(gpu, &others) && !(would_delay && counts(&others)) {
+            if fits && !(would_delay && counts(&others)) {
                 continue;
             }
             if would_delay {
@@ -225,25 +255,27 @@ impl State {
         true
     }
 
-    /// Whether clients that are ahead of a unit on a GPU, and fit there at once, would go before it: nobody is ahead of them on their
-    /// other GPUs. Their look comes later in this round, or when a turn is over there. If the unit took this GPU meanwhile, they could
-    /// get one of their GPUs at a time for ever, and never all.
-    fn would_go_first(&self, gpu: &Gpu, others: &Unit, unit: &Unit) -> bool {
-        // On a single GPU short work may have a head start. This order has none, so no two units wait for each other.
+    /// Whether clients of several GPUs are before a unit in an order that is the same on all GPUs. On a single GPU short work may have a
+    /// head start. This order has none, so no two units wait for each other.
+    fn precedes(&self, others: &Unit, unit: &Unit) -> bool {
         let order = |unit: &Unit| {
             let client = self.clients_of(unit).next()?;
             Some((self.lead_on_all(client), client.waiting_since, unit.first()))
         };
-        let wanted = self.gpus_wanted_by(others);
-        wanted.len() > 1
-            && order(others) < order(unit)
-            && !self.is_leaving(others)
-            && self.paced_until(others).is_none()
-            && self
-                .gpus_among(&wanted)
-                .filter(|other| other.uuid != gpu.uuid)
-                .all(|other| self.is_first(other, others, |_| false))
+        self.gpus_wanted_by(others).len() > 1 && order(others) < order(unit) && !self.is_leaving(others)
     }
+
+    /// Whether nobody is ahead of clients on their other GPUs, so that they go as soon as they are looked at: in this round, or when a
+    /// turn is over there. If another unit took this GPU meanwhile, they could get one of their GPUs at a time for ever, and never all.
+    fn is_free_to_go(&self, gpu: &Gpu, unit: &Unit) -> bool {
+        let wanted = self.gpus_wanted_by(unit);
+        let mut elsewhere = self.gpus_among(&wanted).filter(|other| other.uuid != gpu.uuid);
+        elsewhere.all(|other| self.is_first(other, unit, |_| false))
+    }
+}
+
+fn take_one(left: &Cell<u32>) -> bool {
+    left.replace(left.get().saturating_sub(1)) > 0
 }
 
 /// Returns the head of a GPU's queue, beside the clients that keep running when it comes, with it.

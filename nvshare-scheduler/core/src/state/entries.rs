@@ -154,7 +154,8 @@ impl State {
         for id in agenda.moving_from_cursor() {
             debug_assert!(self.clients.contains_key(&id), "a client that is gone has no place");
             ids.push(id);
-            left = left.saturating_sub(self.clients.get(&id).map_or(0, |client| client.accounts.len()));
+            let unit = self.unit(id);
+            left = left.saturating_sub(self.clients_of(&unit).map(|client| client.accounts.len()).sum());
             if left == 0 {
                 break;
             }
@@ -165,10 +166,24 @@ impl State {
         }
     }
 
-    /// Refreshes the place of one client, if it moves and this event has not done so.
+    /// Refreshes the place of one client, if it moves and this event has not done so; and those of its gang. If they stood by leads of
+    /// different times, another gang could be ahead on one GPU and behind on another.
     pub(crate) fn refresh_place(&mut self, agenda: &mut Agenda, id: ClientId) {
-        if agenda.is_place_stale(id, self.events) {
-            self.enter(agenda, id);
+        let unit = self.unit(id);
+        if !unit.iter().any(|&rank| agenda.is_place_stale(rank, self.events)) {
+            return;
+        }
+        if unit.len() > 1 {
+            for uuid in self.gpus_of(&unit) {
+                if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                    gpu.shares.advance(self.now);
+                }
+            }
+        }
+        for &rank in unit.iter() {
+            if agenda.is_place_stale(rank, self.events) {
+                self.enter(agenda, rank);
+            }
         }
     }
 
@@ -190,8 +205,9 @@ impl State {
         known.get_or_compute(self.events, || match of_gang {
             Some(members) => {
                 let clients = || members.ids().filter_map(|id| self.clients.get(&id));
-                let some_wait = clients().any(|client| !client.phase().holds());
-                let counted = clients().filter(|client| !some_wait || !client.phase().holds());
+                let waits = |client: &&Client| client.waits() && !client.accounts.is_empty();
+                let some_wait = clients().any(|client| waits(&client));
+                let counted = clients().filter(|client| !some_wait || waits(client));
                 order::lead_on_all(counted.flat_map(|client| self.lead_on_each(client)))
             }
             None => order::lead_on_all(self.lead_on_each(client)),

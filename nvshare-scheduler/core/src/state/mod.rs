@@ -27,6 +27,7 @@ pub(crate) mod terms;
 pub(crate) mod turn_clock;
 pub(crate) mod virtual_time;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -60,6 +61,8 @@ pub(crate) struct State {
     now: Time,
     /// Counts the events.
     events: u64,
+    /// Clients that the last event's judgements looked at, besides those that they were about.
+    looks: Cell<u64>,
 }
 
 /// Everybody may read this.
@@ -163,6 +166,7 @@ impl State {
             last_epoch: 0,
             now: Time::ZERO,
             events: 0,
+            looks: Cell::new(0),
         }
     }
 
@@ -170,6 +174,18 @@ impl State {
     pub(crate) fn begin_event(&mut self, now: Time) {
         self.now = self.now.max(now);
         self.events += 1;
+        self.looks.set(0);
+    }
+
+    /// Counts a look at a client, as a part of the event's work.
+    pub(crate) fn count_look(&self) {
+        self.looks.set(self.looks.get() + 1);
+    }
+
+    /// Returns how many such looks the last event took.
+    #[cfg(feature = "test-api")]
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks.get()
     }
 
     pub(crate) fn new_epoch(&mut self) -> Epoch {

@@ -61,7 +61,8 @@ impl Books {
     /// other off.
     pub(crate) fn wait_together(&mut self, gang: GangId) {
         let members = self.state().members(gang);
-        let waiters = self.state().clients_of(&members).filter(|client| client.waits());
+        let waiters =
+            self.state().clients_of(&members).filter(|client| client.waits() && !client.accounts.is_empty());
         if let Some(since) = waiters.map(|client| client.waiting_since).min() {
             members.into_iter().for_each(|id| self.wait_with_gang(id, since));
         }

@@ -56,11 +56,12 @@ impl Books {
         }
     }
 
-    /// Returns how long a client's drain may make no progress.
+    /// Returns how long a client's drain may make no progress. Others may have drained since its last one was given up.
     fn patience_with(&self, id: ClientId) -> Duration {
         let gpus = self.state().gpus_used_by(id);
-        let deferrals = self.state().gpus_among(&gpus).map(|gpu| gpu.deferred.in_a_row()).max();
-        patience::drain_patience(deferrals.unwrap_or(0))
+        let of_gpus = self.state().gpus_among(&gpus).map(|gpu| gpu.deferred.in_a_row()).max();
+        let own = self.state().client(id).map(|client| client.deferrals);
+        patience::drain_patience(of_gpus.max(own).unwrap_or(0))
     }
 
     /// Asks a gang to leave if some members hold the lock while others have to wait for it, so that they come

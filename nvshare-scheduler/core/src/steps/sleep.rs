@@ -8,7 +8,7 @@ use crate::policy::patience::MAX_RESTORE;
 use crate::policy::rest;
 use crate::policy::sleep::{LOOK_ELSEWHERE_EVERY, MAX_WAIT_FOR_IDLE, MAX_WAIT_FOR_LOOK, Step};
 use crate::report::warnings::Topic;
-use crate::state::client::{Client, ClientId, Phase};
+use crate::state::client::{Client, ClientId};
 use crate::state::gpu::{CapacityFigures, CapacitySource};
 use crate::state::rest::Rest;
 use crate::state::sleep::Sleep;
@@ -331,8 +331,11 @@ impl Books {
             let gives = entry.room.saturating_sub(entry.pinned);
             if short > 0 && gives > 0 && !entry.is_silent {
                 short = short.saturating_sub(gives);
-                let is_idle = self.state().phase(id).is_some_and(Phase::is_idle);
-                if is_idle { &mut idle } else { &mut leavers }.push(id);
+                let is_idle = |client: &Client| {
+                    // Its mates may wait for its next kernels: their drains would fail again and again.
+                    client.phase().is_idle() && self.state().keeps_mates_waiting_since(client).is_none()
+                };
+                if self.state().client(id).is_some_and(is_idle) { &mut idle } else { &mut leavers }.push(id);
             }
         }
         // An idle client has no turn to end.

@@ -97,8 +97,7 @@ impl Round<'_> {
                 if self.state().outlook(case).does_not_fit_on(uuid) {
                     self.books.note_waiter(uuid);
                 }
-                // The order there may change, and with it the one on its other GPUs, where nothing else happens.
-                self.watch(case, &self.state().outlook(case).gpus_in_its_way(), id);
+                self.look_at_order_again(uuid, id, case);
             }
             Verdict::Fits => self.books.make_next(&case.unit, NextReason::Joins),
             Verdict::NeedsTurn => {
@@ -161,6 +160,16 @@ impl Round<'_> {
         } else if outlook.does_not_fit_on(uuid) {
             self.books.note_waiter(uuid);
         }
+    }
+
+    /// Has the GPUs of a waiter that is not first on all of them looked at again: when something changes where others are in its way, since the
+    /// order there may change, and with it the one on its other GPUs, where nothing else happens. Places move with time as well, and not all
+    /// at once. So no order is believed for longer than a turn.
+    fn look_at_order_again(&mut self, uuid: GpuUuid, id: ClientId, case: &Case) {
+        if let Some(quantum) = self.state().gpu(uuid).map(|gpu| gpu.quantum) {
+            self.books.wake_at(uuid, self.state().now().saturating_add(quantum));
+        }
+        self.watch(case, &self.state().outlook(case).gpus_in_its_way(), id);
     }
 
     /// Lets the GPUs of the waiter be looked at again when something changes on one of these GPUs.

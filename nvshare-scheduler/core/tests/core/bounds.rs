@@ -172,3 +172,27 @@ fn of_clients_that_share_memory_and_do_so_no_more() {
         crowd.table.core.audit().unwrap();
     }
 }
+
+/// A client that waits for two GPUs, of which nobody uses one, stands behind all that wait for the other. The others are free to go there, and
+/// wait for a third GPU that is full.
+#[test]
+fn of_waiters_that_could_go_if_one_of_their_gpus_were_free() {
+    for (clients, most) in [(20, 1_200), (80, 12_000)] {
+        let mut crowd = Crowd::new(3, 12 * GIB);
+        let single = |crowd: &mut Crowd, client| {
+            let register = newcomer(Gate::Closed, crowd.usage(client, 2));
+            crowd.table.happens(Event::Registered { client, identity: process(client), register });
+            crowd.table.now += 1;
+            crowd.table.say(client, ClientMessage::ReqLock)
+        };
+        for client in [1000, 1001] {
+            single(&mut crowd, client);
+        }
+        for client in 0..clients {
+            crowd.table.now += 1;
+            crowd.register(client, process(client), Wishes::default());
+            crowd.say(client, ClientMessage::ReqLock);
+        }
+        assert!(crowd.most <= most, "{} of at most {most} with {clients} clients", crowd.most);
+    }
+}

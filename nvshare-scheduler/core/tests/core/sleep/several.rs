@@ -99,3 +99,34 @@ fn memory_that_can_leave_is_waited_for_on_all_gpus() {
     assert_eq!(woken(&look(&mut cards, CAPACITY)), [1], "{:?}", cards.table.core.gpu_status());
     cards.table.core.audit().unwrap();
 }
+
+/// Client 4 is a rank without work, and another one works on the second GPU. Its kernels may wait for the next ones of client 4.
+#[test]
+fn a_rank_without_work_is_not_asked_for_a_sleeper_before_the_turn_is_over() {
+    let mut cards = two_gpus(10_000);
+    cards.contexts.insert(5, 0);
+    for (client, card) in [(4, 0), (5, 1)] {
+        let gang = Some(Gang { number: 1, size: 2 });
+        let identity = Identity { process: Some(client), gang, ..Identity::default() };
+        let register =
+            Register { memory: MemoryMode::Swap, ..newcomer(Gate::Closed, on(card, CAPACITY, CAPACITY)) };
+        cards.table.happens(Event::Disconnected { client, process_remains: false });
+        cards.table.happens(Event::Registered { client, identity, register });
+    }
+    look(&mut cards, CAPACITY);
+    let mut sent = cards.table.say(4, ClientMessage::ReqLock);
+    sent.append(&mut cards.table.say(5, ClientMessage::ReqLock));
+    for (client, card) in [(4, 0), (5, 1)] {
+        let epoch = granted(&sent, client).unwrap_or_else(|| panic!("{sent:?}"));
+        cards.table.say(client, ClientMessage::Running { epoch });
+        cards.table.say(client, ClientMessage::Usage(on(card, CAPACITY, 0)));
+    }
+    let epoch = granted(&sent, 4).unwrap();
+    cards.table.say(4, ClientMessage::Idle { epoch });
+    let mut sent = cards.table.say(1, ClientMessage::WakeWanted);
+    (0..5).for_each(|_| sent.append(&mut look(&mut cards, CAPACITY)));
+    assert_eq!((asked_to_leave(&sent, 5), woken(&sent)), (None, vec![]), "{sent:?}");
+    (0..6).for_each(|_| sent.append(&mut look(&mut cards, CAPACITY)));
+    assert!(asked_to_leave(&sent, 5).is_some(), "{sent:?}");
+    cards.table.core.audit().unwrap();
+}
