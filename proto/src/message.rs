@@ -223,7 +223,8 @@ pub enum ClientMessage {
     /// Work waits, and the scheduler has said nothing for a while: asks whether the scheduler lives.
     Ping,
     /// The client has read that it goes on under this grant: by SCHED_ON, or by the answer to its registration. Its messages before
-    /// this one are of the time in which nothing was counted. Older clients do not say so; older schedulers do not hear it.
+    /// this one are of the time in which nothing was counted. Older clients do not say so; older schedulers do not hear it. It has
+    /// the bytes of the answer to ASK_PROGRESS, which clients gave only when asked.
     Adopted {
         /// The grant.
         epoch: Epoch,

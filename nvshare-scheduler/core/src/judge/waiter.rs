@@ -274,6 +274,7 @@ impl State {
     }
 }
 
+/// Takes one of those that are left. Returns whether there was one.
 fn take_one(left: &Cell<u32>) -> bool {
     left.replace(left.get().saturating_sub(1)) > 0
 }

@@ -1,8 +1,8 @@
 //! Whether a turn is over for the clients that would have to leave.
 //!
 //! - Nobody is asked to leave before the quantum is over, which begins when the turn's first client runs. Nor
-//!   is anybody asked before a deferred drain may be tried again. Neither counts if all clients that would
-//!   leave are idle: they have nothing to drain.
+//!   are those asked of whom one has given up a drain, before that may be tried again. Neither counts if all
+//!   clients that would leave are idle: they have nothing to drain.
 //! - A holder whose job has had less than the waiter's goes on until it has had as much. It does so for
 //!   [`MAX_QUANTA`] quanta (more if its job has the larger share) and the longest drain, at most. So a
 //!   client that drains slowly, or whose restores take longer than its turns, gets fewer turns, or the others
@@ -36,7 +36,7 @@ pub(crate) struct Turn {
     /// How much longer than these quanta the turn lasts at most. This is the longest recent drain, or the
     /// time beyond a quantum that the waiter's own turn counts for, times the ratio of the weights.
     pub(crate) beyond: Duration,
-    /// Clients that run are not asked to leave before this time, because a drain was deferred.
+    /// Clients that run are not asked to leave before this time, because one of them has given up a drain.
     pub(crate) not_before: Duration,
     /// Since when the last rank has been idle of those whose gangs work on, if there is one.
     pub(crate) rank_idle_since: Option<Duration>,

@@ -38,7 +38,7 @@ pub(crate) struct Promise {
 pub(crate) struct Adoption {
     /// The grant.
     pub(crate) epoch: Epoch,
-    /// Bytes that were counted as its room then, less those that it has given back since: more, if they were not counted.
+    /// Bytes that were counted as its room then, less those that it has given back since. It may give back more than was counted.
     pub(crate) had: i128,
 }
 

@@ -173,8 +173,7 @@ fn of_clients_that_share_memory_and_do_so_no_more() {
     }
 }
 
-/// A client that waits for two GPUs, of which nobody uses one, stands behind all that wait for the other. The others are free to go there, and
-/// wait for a third GPU that is full.
+/// All wait for three GPUs. Nobody uses two of them. On the third one a client runs, and another one is ahead of all.
 #[test]
 fn of_waiters_that_could_go_if_one_of_their_gpus_were_free() {
     for (clients, most) in [(20, 1_200), (80, 12_000)] {
