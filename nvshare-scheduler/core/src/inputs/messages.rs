@@ -272,7 +272,7 @@ impl Books {
         let now = self.state().now();
         let unit = self.state().unit(id);
         let gpus = self.state().gpus_of(&unit);
-        let of_gpus = self.state().gpus_among(&gpus).map(|gpu| gpu.deferred.in_a_row()).max();
+        let of_gpus = self.state().gpus_among(&gpus).map(|gpu| gpu.deferrals).max();
         let own = self.state().clients_of(&unit).map(|client| client.deferrals).max().unwrap_or(0);
         let retry_at = now + retry_after(of_gpus.unwrap_or(0).max(own), now);
         self.change_client(id, |client| {
@@ -283,6 +283,7 @@ impl Books {
         for &member in unit.iter() {
             self.change_client(member, |client| {
                 client.deferrals = in_a_row;
+                client.drains_again_at = retry_at;
                 // Other clients must not wait for a drain that fails: until it is asked again, this client
                 // counts as one that stays.
                 client.stubborn_until = (in_a_row >= STUBBORN_AFTER).then_some(retry_at);
@@ -295,7 +296,7 @@ impl Books {
         for uuid in gpus {
             let mut next = Vec::new();
             self.change_gpu(uuid, |gpu| {
-                gpu.deferred.record(retry_at);
+                gpu.deferrals += 1;
                 gpu.released.clear();
                 next.extend(gpu.ledger.next().iter().map(|place| place.client));
             });

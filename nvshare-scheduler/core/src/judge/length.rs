@@ -51,15 +51,10 @@ struct Held {
     patience: Duration,
     /// How many drains of one of them, or of its gang, were given up one after the other.
     deferrals: u32,
+    /// When they may be asked: a drain that was given up is not tried again at once.
+    not_before: Time,
     /// Since when the last rank has been idle of those whose gangs work on, if there is one.
     rank_idle_since: Option<Time>,
-}
-
-impl Held {
-    /// Returns when the clients may be asked: a drain that was given up is not tried again at once. The others need not wait for that.
-    fn not_before(&self, gpu: &Gpu) -> Time {
-        if self.deferrals > 0 { gpu.deferred.retry_at() } else { Time::ZERO }
-    }
 }
 
 impl State {
@@ -98,7 +93,7 @@ impl State {
         let waiter = self.first_in_turn(gpu, unit);
         let in_turn = waiter.and_then(|waiter| turn::ends(&self.turn(gpu, &waiter, &held)?));
         let in_turn = in_turn.unwrap_or(Time::MAX);
-        Some(End { at: in_turn.min(sooner.max(held.not_before(gpu))), in_turn })
+        Some(End { at: in_turn.min(sooner.max(held.not_before)), in_turn })
     }
 
     /// Returns by whose work a GPU is held; `None` if a turn has not begun, so that it cannot be over.
@@ -119,12 +114,19 @@ impl State {
                 _ => {
                     held.idle_since = None;
                     held.deferrals = held.deferrals.max(client.deferrals);
+                    held.not_before = held.not_before.max(client.drains_again_at);
                     held.work.add_holder(client);
                     held.jobs.push(client.job);
                 }
             }
         }
         Some(held)
+    }
+
+    /// Returns when these clients may be asked for the lock: a drain that was given up is not tried again at once.
+    pub(crate) fn earliest_drain(&self, ids: &[ClientId]) -> Time {
+        let at = ids.iter().filter_map(|&id| self.client(id)).map(|client| client.drains_again_at);
+        at.max().unwrap_or(Time::ZERO)
     }
 
     /// Returns since when a rank does not work while others of its gang do. Their kernels may wait for its next ones: they could not
@@ -175,9 +177,9 @@ impl State {
                 quantum,
                 beyond.max().unwrap_or_default(),
             )),
-            not_before: held.not_before(gpu),
+            not_before: held.not_before,
             rank_idle_since: held.rank_idle_since,
-            rank_patience: patience::drain_patience(gpu.deferred.in_a_row().max(held.deferrals)),
+            rank_patience: patience::drain_patience(gpu.deferrals.max(held.deferrals)),
             idle_since: held.idle_since,
             patience: held.patience,
         })

@@ -169,6 +169,11 @@ impl State {
         }
     }
 
+    /// Whether others of a waiter's gang run already, so that it may delay those ahead of it.
+    pub(crate) fn completes_its_gang(&self, client: &Client) -> bool {
+        client.gang.is_some() && self.runs_in_part(&self.unit_of(client))
+    }
+
     /// Whether some clients of a unit run, and others wait.
     fn runs_in_part(&self, unit: &Unit) -> bool {
         unit.len() > 1 && self.clients_of(unit).any(|client| matches!(client.phase(), Phase::Running { .. }))

@@ -16,6 +16,12 @@ pub(crate) fn drain_patience(deferrals: u32) -> Duration {
     Duration::from_millis(200) * 2u32.pow(deferrals.min(8))
 }
 
+/// Returns how long the answer to DROP_LOCK may take that says that the drain was given up. The client counts its patience from when it has
+/// read the message, and looks at its work now and then.
+pub(crate) fn answers_within(patience: Duration) -> Duration {
+    patience + patience / 4
+}
+
 /// Returns how long after its deferral a drain is tried again. The wait is stretched by up to one patience,
 /// by an amount derived from the current time. Otherwise a program that cannot drain at one point of its
 /// cycle could be asked at that same point each time.

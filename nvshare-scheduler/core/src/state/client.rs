@@ -238,6 +238,8 @@ pub(crate) struct Client {
     pub(crate) adopted: Option<Epoch>,
     /// The client's drains that were given up in a row.
     pub(crate) deferrals: u32,
+    /// When its drain may be tried again after that.
+    pub(crate) drains_again_at: Time,
     /// Until this time, the client counts as one that does not leave: it gave up too many drains in a row.
     pub(crate) stubborn_until: Option<Time>,
     /// The client did not answer in time.
@@ -316,6 +318,7 @@ impl Client {
             hand_over: None,
             adopted: None,
             deferrals: 0,
+            drains_again_at: Time::ZERO,
             stubborn_until: None,
             is_unresponsive: false,
             stopped: false,
@@ -528,6 +531,7 @@ impl Client {
     pub(crate) fn note_drained(&mut self) {
         self.is_unresponsive = false;
         self.deferrals = 0;
+        self.drains_again_at = Time::ZERO;
         self.stubborn_until = None;
     }
 

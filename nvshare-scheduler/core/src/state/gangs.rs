@@ -286,6 +286,11 @@ impl State {
         }
     }
 
+    /// Whether there are any gangs.
+    pub(crate) fn has_gangs(&self) -> bool {
+        !self.gangs.is_empty()
+    }
+
     pub(crate) fn gang_of(&self, id: ClientId) -> Option<GangId> {
         self.clients.get(&id)?.gang
     }

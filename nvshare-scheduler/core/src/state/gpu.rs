@@ -18,7 +18,7 @@ use crate::state::ledger::{Group, Ledger};
 use crate::state::place::Place;
 use crate::state::rule::Rule;
 use crate::state::shares::Shares;
-use crate::state::turn_clock::{DeferredDrains, TurnClock};
+use crate::state::turn_clock::TurnClock;
 use crate::state::virtual_time::{VirtualTime, nanos};
 
 /// The memory that a disconnected client has left on a GPU, until its process ends too or comes back.
@@ -84,7 +84,8 @@ pub(crate) struct Gpu {
     /// The time that switching may still cost, where an administrator has stated a part.
     pub(crate) budget: Budget,
     pub(crate) turn: TurnClock,
-    pub(crate) deferred: DeferredDrains,
+    /// Drains that were given up in a row.
+    pub(crate) deferrals: u32,
     /// Clients that gave the lock back in the hand-over under way: those that still drain may give it up.
     pub(crate) released: BTreeSet<ClientId>,
     /// When the lock was last given back.
@@ -144,7 +145,7 @@ impl Gpu {
             shares: Shares::default(),
             budget: Budget::default(),
             turn: TurnClock::default(),
-            deferred: DeferredDrains::default(),
+            deferrals: 0,
             released: BTreeSet::new(),
             freed_at: None,
             longest_drain: Duration::ZERO,

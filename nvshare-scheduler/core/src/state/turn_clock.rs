@@ -1,4 +1,4 @@
-//! The turn of a GPU: when it began, whether short work interrupts it, and drains that could not end it.
+//! The turn of a GPU: when it began, and whether short work interrupts it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -73,50 +73,5 @@ impl TurnClock {
         if !unit.iter().any(|id| self.interrupted.contains(id)) {
             self.interrupted.clear();
         }
-    }
-}
-
-/// The drains of a GPU that were given up.
-#[derive(Debug, Default)]
-pub(crate) struct DeferredDrains {
-    in_a_row: u32,
-    retry_at: Time,
-}
-
-impl DeferredDrains {
-    /// Returns how many were given up, one after the other.
-    pub(crate) fn in_a_row(&self) -> u32 {
-        self.in_a_row
-    }
-
-    /// Returns when the next drain may be tried; the past if at once.
-    pub(crate) fn retry_at(&self) -> Time {
-        self.retry_at
-    }
-
-    /// Whether no client is asked for the lock yet, since a drain was given up a moment ago.
-    pub(crate) fn holds_back(&self, now: Time) -> bool {
-        self.retry_at > now
-    }
-
-    /// Whether a drain was given up and none has succeeded since.
-    pub(crate) fn is_pending(&self, now: Time) -> bool {
-        self.in_a_row > 0 || self.holds_back(now)
-    }
-
-    /// Records a drain that is given up.
-    pub(crate) fn record(&mut self, retry_at: Time) {
-        self.in_a_row += 1;
-        self.retry_at = retry_at;
-    }
-
-    /// Begins the count anew, when a drain succeeds.
-    pub(crate) fn forget_count(&mut self) {
-        self.in_a_row = 0;
-    }
-
-    /// Lets the next drain be tried at once.
-    pub(crate) fn clear(&mut self) {
-        *self = Self::default();
     }
 }

@@ -20,7 +20,7 @@ impl Books {
             matches!(client.phase(), Phase::Granted { .. } | Phase::Running { .. } | Phase::Idle { .. })
         };
         let holders = gpu.ledger.holders().iter().filter_map(|id| state.client(*id)).filter(holds);
-        let over = |client: &Client| Some((leaves_at(gpu, client)?.max(gpu.deferred.retry_at()), client.id));
+        let over = |client: &Client| Some((leaves_at(gpu, client)?.max(client.drains_again_at), client.id));
         let over: Vec<(Time, ClientId)> = holders.filter_map(over).collect();
         let now = state.now();
         for (over, id) in over {

@@ -45,7 +45,7 @@ impl Books {
             }
             Some(Phase::Granted { epoch, .. } | Phase::Running { epoch }) => {
                 let patience = self.patience_with(id);
-                let grace = self.state().config().grace.max(patience);
+                let grace = self.state().config().grace.max(patience::answers_within(patience));
                 self.change_client(id, |client| {
                     client.drop_lock(epoch, now, now + client.grace(grace));
                 });
@@ -59,7 +59,7 @@ impl Books {
     /// Returns how long a client's drain may make no progress. Others may have drained since its last one was given up.
     fn patience_with(&self, id: ClientId) -> Duration {
         let gpus = self.state().gpus_used_by(id);
-        let of_gpus = self.state().gpus_among(&gpus).map(|gpu| gpu.deferred.in_a_row()).max();
+        let of_gpus = self.state().gpus_among(&gpus).map(|gpu| gpu.deferrals).max();
         let own = self.state().client(id).map(|client| client.deferrals);
         patience::drain_patience(of_gpus.max(own).unwrap_or(0))
     }
@@ -138,7 +138,7 @@ impl Books {
             gpu.freed_at = Some(now);
             // As long as another client drains, the hand-over may still be given up.
             if gpu.ledger.sums().leaving == 0 {
-                gpu.deferred.forget_count();
+                gpu.deferrals = 0;
             }
         });
     }

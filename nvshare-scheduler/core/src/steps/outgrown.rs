@@ -16,7 +16,7 @@ impl Books {
     pub(crate) fn shrink_outgrown_set(&mut self, uuid: GpuUuid) {
         let now = self.state().now();
         let Some(gpu) = self.state().known_gpu(uuid) else { return };
-        let (retry_at, quantum) = (gpu.deferred.retry_at(), gpu.quantum);
+        let quantum = gpu.quantum;
         let together = gpu.ledger.sums().staying;
         // One client fits, or waits alone for what is in its way.
         let Some(&first) = gpu.ledger.staying().first().filter(|_| together.count > 1) else { return };
@@ -35,8 +35,9 @@ impl Books {
         }
         staying.sort_by_key(|id| !is_stubborn(id));
         let for_a_stubborn_one = staying.first().is_some_and(is_stubborn);
+        let retry_at = self.state().earliest_drain(&staying);
         let (_, leavers) = self.state().keep_what_fits(gpu, None, staying);
-        // The drain that was given up is not tried again so soon; for one that stays, others leave at once.
+        // The drain that was given up is not tried again so soon, and it may depend on the others. For one that stays, others leave at once.
         if now < retry_at && (!for_a_stubborn_one || leavers.iter().any(is_stubborn)) {
             self.wake_at(uuid, retry_at);
             return;

@@ -133,14 +133,14 @@ impl Books {
     /// Forgets deferred drains when the clients that deferred them have left, or their work is complete. The
     /// turns of others are no longer for it then.
     fn clear_finished_deferrals(&mut self, uuid: GpuUuid) {
-        let gpu = self.state().gpu(uuid).filter(|gpu| gpu.deferred.is_pending(self.state().now()));
+        let gpu = self.state().gpu(uuid).filter(|gpu| gpu.deferrals > 0);
         let deferred = |id: &ClientId| {
             let unit = self.state().unit(*id);
             self.state().clients_of(&unit).any(|client| client.deferrals > 0)
         };
         let is_over = |gpu: &Gpu| !gpu.ledger.staying().iter().chain(gpu.ledger.holders()).any(deferred);
         if gpu.is_some_and(is_over) {
-            self.change_gpu(uuid, |gpu| gpu.deferred.clear());
+            self.change_gpu(uuid, |gpu| gpu.deferrals = 0);
         }
     }
 

@@ -53,8 +53,12 @@ impl Round<'_> {
                 if nobody_else_fits(gpu) {
                     return;
                 }
-                if self.state().would_everybody_delay(gpu, head) {
-                    return self.books.note_waiter(uuid);
+                if self.state().would_everybody_delay(gpu, head) && !self.state().completes_its_gang(client) {
+                    self.books.note_waiter(uuid);
+                    if self.state().has_gangs() {
+                        continue;
+                    }
+                    return;
                 }
             }
             let case = self.open_case(id);

@@ -5,6 +5,7 @@ mod blocked;
 mod bounds;
 mod claims;
 mod cost;
+mod deferred;
 mod events;
 mod exchange;
 mod gangs;

@@ -1,0 +1,100 @@
+//! Drains that are given up: when they are tried again, and which others they hold up.
+
+use nvshare_core::{Gang, Identity};
+use nvshare_proto::{ClientMessage, Epoch, Gate, SchedulerMessage, TenantSettings, Usage};
+
+use crate::gangs::Sent;
+use crate::table::{CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted};
+
+fn has(on: u8, gib: u64) -> Usage {
+    Usage { gpu: gpu(on), total: CAPACITY, limit: 0, allocated: gib * GIB, absent: 0, immovable: 0 }
+}
+
+fn lacks(on: u8, gib: u64) -> Usage {
+    Usage { absent: gib * GIB, ..has(on, gib) }
+}
+
+/// Registers a client of this number, which is a tenant of its own, and may be a rank.
+fn register(table: &mut Table, client: u64, gang: Option<Gang>, gate: Gate, usage: Usage) -> Sent {
+    let (process, tenant) = (Some(client), Some(client));
+    table.register_as(client, Identity { pid: Some(9), process, tenant, gang }, gate, usage)
+}
+
+/// Waits until a client is asked for the lock. Returns the epoch and the patience in milliseconds.
+fn until_asked(table: &mut Table, client: u64, mut sent: Sent) -> (Epoch, u64) {
+    let until = table.now + 300_000;
+    loop {
+        let asked = |(to, message): &(u64, SchedulerMessage)| match message {
+            SchedulerMessage::DropLock { epoch, patience_ms } if *to == client => {
+                Some((*epoch, u64::from(*patience_ms)))
+            }
+            _ => None,
+        };
+        if let Some(asked) = sent.iter().find_map(asked) {
+            return asked;
+        }
+        assert!(table.now < until, "{client} is not asked");
+        let next = table.now + 10;
+        sent = table.wait_until(next);
+    }
+}
+
+/// A client gives up its drains, this many one after the other, as soon as it is asked. Returns what is sent after the last.
+fn gives_up(table: &mut Table, client: u64, times: u32, mut sent: Sent) -> Sent {
+    for _ in 0..times {
+        let (epoch, _) = until_asked(table, client, sent);
+        sent = table.say(client, ClientMessage::DropDeferred { epoch });
+    }
+    sent
+}
+
+/// Two run side by side, and a third one waits for the first, which cannot drain.
+#[test]
+fn a_client_that_drains_well_is_paused_at_once_beside_one_that_cannot() {
+    let mut table = Table::new(config(false));
+    register(&mut table, 1, None, Gate::Open, has(0, 12));
+    register(&mut table, 2, None, Gate::Open, has(0, 2));
+    register(&mut table, 3, None, Gate::Closed, lacks(0, 12));
+    let sent = table.say(3, ClientMessage::ReqLock);
+    gives_up(&mut table, 1, 6, sent);
+    let paused = TenantSettings { paused: Some(true), ..TenantSettings::default() };
+    table.core.give(2, None, paused, MS(table.now)).unwrap();
+    let sent = table.sent();
+    assert!(asked_to_leave(&sent, 2).is_some(), "no drain of its own was given up: {sent:?}");
+    assert!(asked_to_leave(&sent, 1).is_none(), "its drain is not tried again at once: {sent:?}");
+}
+
+/// The patience of its drain is longer than the grace of an answer by then.
+#[test]
+fn a_client_that_gives_up_one_long_drain_after_the_other_counts_as_one_that_answers() {
+    let mut table = Table::new(config(false));
+    register(&mut table, 1, None, Gate::Open, has(0, 12));
+    register(&mut table, 2, None, Gate::Closed, lacks(0, 12));
+    let sent = table.say(2, ClientMessage::ReqLock);
+    let sent = gives_up(&mut table, 1, 7, sent);
+    let (epoch, patience) = until_asked(&mut table, 1, sent);
+    assert!(MS(patience) > config(false).grace, "{patience} ms");
+    // It reads the order a moment after it was sent, and looks at its work now and then.
+    let answers = table.now + patience + 20;
+    table.wait_until(answers);
+    table.say(1, ClientMessage::DropDeferred { epoch });
+    assert!(!table.notes.iter().any(|note| note.contains("does not answer")), "{:#?}", table.notes);
+}
+
+/// One rank runs, and cannot drain without the other, which comes last. Each of their GPUs has a waiter that no other client fits beside.
+#[test]
+fn a_rank_that_fits_joins_its_gang_though_every_waiter_would_delay_the_first() {
+    let gang = Some(Gang { number: 5, size: 0 });
+    let (runs, comes) = (1, 9);
+    let mut table = Table::new(config(false));
+    register(&mut table, runs, gang, Gate::Open, has(1, 4));
+    register(&mut table, 3, None, Gate::Open, has(0, 4));
+    for (large, on) in [(4, 0), (5, 1)] {
+        register(&mut table, large, None, Gate::Closed, lacks(on, 14));
+        table.say(large, ClientMessage::ReqLock);
+    }
+    table.wait_until(100);
+    let mut sent = register(&mut table, comes, gang, Gate::Closed, lacks(0, 6));
+    sent.append(&mut table.say(comes, ClientMessage::ReqLock));
+    assert!(granted(&sent, comes).is_some(), "{sent:?}");
+}
