@@ -47,6 +47,26 @@ pub(crate) fn is_in_loaded(address: usize, part: &str) -> bool {
     search.2
 }
 
+/// Returns the bytes of memory that each thread has of the objects that are loaded.
+pub(crate) fn memory_of_each_thread() -> usize {
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, sum: *mut c_void) -> c_int {
+        // SAFETY: `dl_iterate_phdr` passes a valid description and the pointer given to it below.
+        let (info, sum) = unsafe { (&*info, &mut *sum.cast::<usize>()) };
+        // SAFETY: within the object's program headers.
+        let headers = (0..usize::from(info.dlpi_phnum)).map(|i| unsafe { &*info.dlpi_phdr.add(i) });
+        let sizes = headers.filter(|header| header.p_type == libc::PT_TLS);
+        *sum += sizes
+            .map(|header| header.p_memsz.next_multiple_of(header.p_align.max(1)) as usize)
+            .sum::<usize>();
+        0
+    }
+
+    let mut sum = 0;
+    // SAFETY: the callback matches, and the pointer is valid for the length of the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut sum).cast()) };
+    sum
+}
+
 /// Whether the path of an object contains `part`.
 ///
 /// # Safety

@@ -2,9 +2,12 @@
 
 use std::cell::Cell;
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{Scope, ScopedJoinHandle};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::Duration;
+
+use crate::process::elf;
 
 thread_local! {
     static OWN: Cell<bool> = const { Cell::new(false) };
@@ -59,13 +62,29 @@ fn has_keys() -> bool {
     }
 }
 
+/// The stack of a thread of the library.
+const STACK: usize = 2 << 20;
+
+/// A thread of the library that is not started yet. The C library takes the memory that each thread has of the program from the stack that is asked
+/// for. RUST_MIN_STACK of the program holds for its own threads.
+fn builder(name: &str) -> Builder {
+    Builder::new().name(name.to_owned()).stack_size(STACK + memory_of_each_thread())
+}
+
+/// Bytes that each thread has of the program and its libraries. Libraries that are loaded later have theirs elsewhere.
+fn memory_of_each_thread() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(elf::memory_of_each_thread)
+}
+
 /// Has Rust look up what it needs to start threads. Its first thread asks the loader, and so waits for its lock. This caller must not hold what
 /// a constructor of a library waits for, which runs under that lock.
 pub(crate) fn look_up() {
     /// More than there are addresses, so no thread is started.
     const TOO_LARGE: usize = 1 << 60;
+    memory_of_each_thread();
     if has_keys() {
-        let _ = std::thread::Builder::new().stack_size(TOO_LARGE).spawn(|| ());
+        let _ = Builder::new().stack_size(TOO_LARGE).spawn(|| ());
     }
 }
 
@@ -84,7 +103,7 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
         let mut before = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+        let spawned = builder(name).spawn(body);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
         spawned.is_ok()
     }
@@ -101,8 +120,7 @@ pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
         OWN.set(true);
         body()
     };
-    let builder = std::thread::Builder::new().name(name.to_owned());
-    if has_keys() { builder.spawn_scoped(scope, body).ok() } else { None }
+    if has_keys() { builder(name).spawn_scoped(scope, body).ok() } else { None }
 }
 
 /// Whether a thread of this process has ended. If the kernel does not say, it has not.

@@ -17,6 +17,7 @@ const TWO_CARDS: &[(&str, &str)] = &[CARD[0], CARD[1], ("NVSIM_GPUS", "2")];
 nvshare_harness::with_both_memories! {
     memory_of_every_kind_is_counted_while_it_lives
     memory_that_the_driver_keeps_counts_and_gives_way
+    threads_have_a_stack_beside_much_memory_of_each_thread
     memory_of_every_kind_is_refused_over_the_limit
     a_runs_processes_share_one_limit
     programs_with_two_gpus_take_turns_with_both
@@ -63,6 +64,11 @@ fn passes_under_turns(memory: &str, name: &str) {
 
 fn memory_of_every_kind_is_counted_while_it_lives(memory: &str) {
     passes(memory, "accounting", &[], &[]);
+}
+
+fn threads_have_a_stack_beside_much_memory_of_each_thread(memory: &str) {
+    passes_under_turns(memory, "large_tls");
+    passes(memory, "large_tls", &[], &[("RUST_MIN_STACK", "16384")]);
 }
 
 fn memory_that_the_driver_keeps_counts_and_gives_way(memory: &str) {

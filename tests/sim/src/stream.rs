@@ -89,6 +89,8 @@ impl Queue {
                 let queue = Arc::clone(self);
                 std::thread::Builder::new()
                     .name("nvsim-stream".to_owned())
+                    // A program may have much memory of each thread, which comes off the stack.
+                    .stack_size(16 << 20)
                     .spawn(move || queue.run())
                     .expect("a thread");
             }
