@@ -17,8 +17,13 @@ use crate::{cdi, features, files, kubelet, pods, rivals};
 /// mounted. The kubelet removes the slices of a driver whose socket is gone.
 ///
 /// # Errors
-/// The scheduler or the plugin runs, a container has a seat, the kubelet does not say whether one does, or something cannot be removed.
+/// The scheduler or the plugin runs, a container has a seat, the kubelet does not say whether one does, the folder of features is not there, or
+/// something cannot be removed.
 pub async fn run(options: &Options) -> Result<(), String> {
+    // One that was not mounted would look like one in which nothing is left.
+    if let Some(folder) = options.features_dir.as_ref().filter(|folder| !folder.is_dir()) {
+        return Err(format!("--features-dir: {} is no folder", folder.display()));
+    }
     let _entered = kubelet::enter_now(&options.kubelet)?;
     let socket = options.admin_socket();
     if Scheduler::at(socket.clone()).watch(WatchFrom::Now, false).is_ok() {

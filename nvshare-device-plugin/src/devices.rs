@@ -1,7 +1,7 @@
 //! Which devices there are: slots of GPUs.
 
-use nvshare_proto::GpuUuid;
 use nvshare_proto::units::Bytes;
+use nvshare_proto::{GpuUuid, MAX_SEATS};
 
 use crate::api::{Device, HEALTHY, NumaNode, TopologyInfo, UNHEALTHY};
 use crate::resources::Resource;
@@ -82,6 +82,21 @@ pub fn choose(gpus: Vec<NodeGpu>, named: &GpuChoice, resources: &[Resource]) -> 
     Ok(chosen)
 }
 
+/// Returns an error if a scheduler has fewer seats than these GPUs have slots.
+///
+/// # Errors
+/// It has fewer.
+pub fn refuse_too_many(gpus: &[NodeGpu], resources: &[Resource]) -> Result<(), String> {
+    let of_gpu: u32 = resources.iter().map(|resource| resource.slots).sum();
+    let (gpus, slots) = (gpus.len(), gpus.len() * of_gpu as usize);
+    if slots > MAX_SEATS {
+        return Err(format!(
+            "--slots, --also: {gpus} GPUs would have {slots} slots together, and a scheduler has {MAX_SEATS} seats: offer fewer of a GPU"
+        ));
+    }
+    Ok(())
+}
+
 /// The list that the kubelet gets of a resource.
 pub fn list(gpus: &[NodeGpu], resource: &Resource, is_healthy: impl Fn(&NodeGpu) -> bool) -> Vec<Device> {
     let of_gpu = |gpu: &NodeGpu| {
@@ -145,6 +160,14 @@ pub(crate) mod tests {
         assert!(
             list(&gpus, &resources("--slots 1000")[0], |_| true).iter().all(|device| device.id.len() <= 63)
         );
+    }
+
+    #[test]
+    fn there_are_no_more_slots_than_seats() {
+        let of = |options| refuse_too_many(&[node_gpu(1), node_gpu(2)], &resources(options));
+        assert_eq!(of("--slots 1000 --also two=slots=1000 --also small=slots=48"), Ok(()));
+        let refused = of("--slots 1000 --also two=slots=1000 --also small=slots=49").unwrap_err();
+        assert!(refused.contains("2 GPUs would have 4098 slots together"), "{refused}");
     }
 
     fn by(gpus: &[GpuUuid]) -> GpuChoice {

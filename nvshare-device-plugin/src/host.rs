@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nvshare_admin::{Error, Scheduler};
-use nvshare_proto::{AdminRequest, GpuUuid, MAX_SEATS, SeatName, Slot};
+use nvshare_proto::{AdminRequest, GpuUuid, SeatName, Slot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use tonic::Status;
@@ -63,13 +63,6 @@ impl Host {
             .flat_map(|(resource, gpu)| resource.slots_of(gpu).map(|slot| resource.record(vec![slot])));
         let folders = vec![options.etc_cdi.clone(), options.cdi_dir.clone()];
         let singles: Seats = singles.map(|record| (record.seat.name(), record)).collect();
-        if singles.len() > MAX_SEATS {
-            return Err(format!(
-                "--slots, --also: {} GPUs would have {} slots together, and a scheduler has {MAX_SEATS} seats: offer fewer of a GPU",
-                gpus.len(),
-                singles.len()
-            ));
-        }
         Ok(Self {
             singles,
             scheduler: Scheduler::at(options.admin_socket()),

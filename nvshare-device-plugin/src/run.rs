@@ -44,17 +44,23 @@ pub async fn run(options: Options) -> Result<(), String> {
         Api::Dra => Some(dra::server(&options).await?),
     };
     rivals::refuse_server(&options).await?;
-    let _entered = kubelet::enter(&options.kubelet).await;
-    // No other plugin does the same now.
-    rivals::refuse_seats(&options).await?;
-    install(&options)?;
+    // A rollout starts this plugin beside the one that serves, and ends that one when this one has stayed. So whatever may fail without a
+    // change of the machine does so here, and the node keeps its slots.
     let choice = read_choice(&options)?;
+    let library = read_library(&options)?;
     let sources = GpuSources {
         descriptions: options.gpu_descriptions.clone(),
         sysfs: options.sysfs.clone(),
         pause: options.pause(node_gpus::LOOK_EVERY),
     };
     let gpus = find_gpus(&options, &choice, &resources, &sources).await?;
+    if options.api == Api::DevicePlugin {
+        devices::refuse_too_many(&gpus, &resources)?;
+    }
+    let _entered = kubelet::enter(&options.kubelet).await;
+    // No other plugin writes the records or the host's files now.
+    rivals::refuse_seats(&options).await?;
+    install(&options, library)?;
     if let Some(folder) = &options.features_dir {
         features::write(folder, &gpus, options.slots)?;
     }
@@ -113,11 +119,16 @@ async fn serve_slots(host: Arc<Host>) {
     );
 }
 
+/// The library that is to be installed, if the command line names one.
+fn read_library(options: &Options) -> Result<Option<Vec<u8>>, String> {
+    let Some(from) = &options.library else { return Ok(None) };
+    fs::read(from).map(Some).map_err(|error| format!("--library: {}: {error}", from.display()))
+}
+
 /// Puts the library where containers get it from. Programs that have the old one keep it.
-fn install(options: &Options) -> Result<(), String> {
+fn install(options: &Options, contents: Option<Vec<u8>>) -> Result<(), String> {
     let library = options.library_dir.join(LIBRARY);
-    if let Some(from) = &options.library {
-        let contents = fs::read(from).map_err(|error| format!("--library: {}: {error}", from.display()))?;
+    if let Some(contents) = contents {
         if files::replace(&library, &contents)? {
             info!("installed {}", library.display());
         }

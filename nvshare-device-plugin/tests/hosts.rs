@@ -1,9 +1,11 @@
-//! A machine whose folders are not as they should be, and a kubelet that refuses: each is said with its path, and nothing goes round in circles.
+//! A machine whose folders are not as they should be, wrong options, and a kubelet that refuses: each is said with its path, and nothing goes
+//! round in circles.
 
 use std::fs;
 use std::time::Duration;
 
 use nvshare_device_plugin::api::HEALTHY;
+use nvshare_proto::GpuUuid;
 use tokio::time::sleep;
 
 use crate::fakes::{A, B, Kubelet, Machine, Scheduler, ahead, are_all, slot, write};
@@ -135,4 +137,39 @@ async fn each_node_has_a_file_of_its_gpus() {
         assert_eq!(machine.ended(plugin).await, 1);
         machine.says(plugin, &format!("--gpus-of: {}: {why}", of(node).display())).await;
     }
+}
+
+#[tokio::test]
+async fn a_next_plugin_that_cannot_serve_takes_nothing_from_the_one_that_does() {
+    let mut machine = Machine::new();
+    let _scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    machine.start("");
+    kubelet.registered(1).await;
+    // Behind the lock they would wait for the first one, and say nothing.
+    for (options, why) in [
+        (format!("--gpus {}", GpuUuid([3; 16])), "is not there; this machine has"),
+        (format!("--gpus-of {}", machine.root.join("none/one").display()), "none/one: No such file"),
+        ("--slots 1000 --also two=slots=1000 --also three=slots=1000".to_owned(), "has 4096 seats"),
+    ] {
+        let next = machine.start(&options);
+        assert_eq!(machine.ended(next).await, 1);
+        machine.says(next, why).await;
+    }
+    fs::remove_file(machine.root.join("build/libnvshare.so")).unwrap();
+    let next = machine.start("");
+    assert_eq!(machine.ended(next).await, 1);
+    machine.says(next, "build/libnvshare.so: No such file").await;
+    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+    assert_eq!(kubelet.registrations(), 1);
+}
+
+#[tokio::test]
+async fn a_clean_up_without_the_folder_of_features_is_refused() {
+    let mut machine = Machine::new();
+    let (features, run) = (machine.root.join("features"), machine.root.join("run"));
+    let places = format!("--features-dir {} --run-dir {}", features.display(), run.display());
+    let plugin = machine.start(&format!("--clean-up {places}"));
+    assert_eq!(machine.ended(plugin).await, 1);
+    machine.says(plugin, &format!("--features-dir: {} is no folder", features.display())).await;
 }
