@@ -23,6 +23,10 @@ pub(crate) struct Options {
 /// The users in the image, so that programs that look up users find some.
 const USERS: &str = "root:x:0:0:root:/:/usr/bin/false\nnonroot:x:65532:65532:nonroot:/:/usr/bin/false\n";
 
+/// The C library, and what else of it NVIDIA's libraries link, which NVIDIA's runtime puts into a container: NVML needs these. With glibc 2.34 and
+/// later our own programs link few of them.
+const FOR_NVIDIA: [&str; 5] = ["libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"];
+
 /// Builds the image with buildah, or with podman.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
     let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -58,12 +62,15 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     for paper in nvshare_ctl::papers() {
         copy(&dist.join(&paper), &root.join("usr").join(&paper))?;
     }
+    libraries.extend(for_nvidia(&libraries)?);
     for library in libraries {
         let place = library.strip_prefix("/").map_err(|error| error.to_string())?;
         copy(&library, &root.join(place))?;
     }
     fs::create_dir_all(root.join("etc")).map_err(|error| error.to_string())?;
     fs::write(root.join("etc/passwd"), USERS).map_err(|error| error.to_string())?;
+    // NVIDIA's hook enters the folder of the driver's libraries into a cache that is there, and makes none.
+    call(Command::new("/sbin/ldconfig").arg("-r").arg(&root))?;
     let version = env!("CARGO_PKG_VERSION");
     call(
         Command::new(builder)
@@ -94,6 +101,21 @@ fn linked(program: &Path) -> Result<Vec<PathBuf>, String> {
         .collect())
 }
 
+/// The libraries that NVIDIA's need, beside the C library among these.
+fn for_nvidia(linked: &BTreeSet<PathBuf>) -> Result<Vec<PathBuf>, String> {
+    let libc = linked.iter().find(|library| library.ends_with("libc.so.6"));
+    let libc = libc.ok_or("the programs link no libc.so.6, which NVIDIA's libraries need")?;
+    let beside = |name: &&str| {
+        let library = libc.with_file_name(name);
+        if library.is_file() {
+            Ok(library)
+        } else {
+            Err(format!("{}: there is no such file, and NVIDIA's libraries need it", library.display()))
+        }
+    };
+    FOR_NVIDIA.iter().map(beside).collect()
+}
+
 fn copy(from: &Path, to: &Path) -> Result<(), String> {
     let describe = |error: std::io::Error| format!("{}: {error}", from.display());
     fs::create_dir_all(to.parent().unwrap_or(to)).map_err(describe)?;
@@ -118,4 +140,27 @@ fn size(folder: &Path) -> Result<u64, String> {
         bytes += if metadata.is_dir() { size(&entry.path())? } else { metadata.len() };
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_image_has_what_nvidias_libraries_need() {
+        let folder = std::env::temp_dir().join(format!("nvshare-image-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let needed = ["libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"];
+        let needed = needed.map(|name| folder.join(name));
+        needed.iter().for_each(|library| fs::write(library, "").unwrap());
+        let linked = BTreeSet::from([PathBuf::from("/lib64/ld-linux-x86-64.so.2"), folder.join("libc.so.6")]);
+        assert_eq!(for_nvidia(&linked), Ok(needed.to_vec()));
+
+        let missing = folder.join("librt.so.1");
+        fs::remove_file(&missing).unwrap();
+        let told = for_nvidia(&linked).unwrap_err();
+        assert!(told.starts_with(&missing.display().to_string()), "{told}");
+        assert!(for_nvidia(&BTreeSet::new()).is_err());
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }
