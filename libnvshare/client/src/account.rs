@@ -22,7 +22,7 @@ mod admission;
 mod told;
 mod waiting;
 
-use nvshare_proto::GpuUuid;
+use nvshare_proto::{GpuUuid, Usage};
 
 use crate::kind::Kind;
 pub use admission::{Admission, Caller, Refusal};
@@ -496,6 +496,13 @@ impl<T: TenantQuota> Account<T> {
         // Room that an eviction has made belongs to the scheduler already, though it has not been told.
         self.room =
             self.reported.charged.cast_signed() - self.charged.cast_signed() - self.made.cast_signed();
+    }
+
+    /// Room is counted again by a scheduler that is told what is charged now. That sum is without memory that has left the card, so the
+    /// room of such memory is told no more.
+    pub fn start_metering_anew(&mut self) -> Usage {
+        self.unmetered = false;
+        self.usage_to_register()
     }
 
     /// Bytes that may be charged in addition, also those that a waiting allocation is about to take.

@@ -360,8 +360,8 @@ impl Machine {
 
     /// The scheduler accepts the state of the process: running, or about to run.
     fn adopted(&mut self, epoch: Epoch) {
-        self.act(Action::StartMetering);
-        // No usage may be told in between: the scheduler counts from the last one before this message, as the accounts do.
+        self.act(Action::StartMeteringAnew);
+        // No other usage may be told in between: the scheduler counts from the last one before this message.
         self.act(Action::Send(ClientMessage::Adopted { epoch }));
         match self.phase {
             Phase::Free | Phase::Running { .. } => {

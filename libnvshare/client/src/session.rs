@@ -328,6 +328,15 @@ impl Session {
             Action::StopMetering => update_all(host, Account::stop_metering),
             Action::Expect(expected) => update_all(host, |account| account.expect_scheduler(expected)),
             Action::StartMetering => update_all(host, Account::start_metering),
+            Action::StartMeteringAnew => {
+                update_all(host, Account::start_metering);
+                // The scheduler need not know of the others, and a seat does not have them.
+                for gpu in host.used() {
+                    if let Some(usage) = host.update(gpu, Account::start_metering_anew) {
+                        host.say(ClientMessage::Usage(usage));
+                    }
+                }
+            }
             Action::CountHandOver => host.count_hand_over(),
             Action::CountDeferral => host.count_deferral(),
             Action::WarnAlone => host.warn_alone(),

@@ -145,6 +145,8 @@ pub enum Action {
     Expect(bool),
     /// Count room again, from the sums that were last reported.
     StartMetering,
+    /// Tell the usage, and count room again from it.
+    StartMeteringAnew,
     /// Count a hand-over.
     CountHandOver,
     /// Count a deferred drain.

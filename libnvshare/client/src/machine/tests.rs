@@ -191,11 +191,11 @@ fn a_client_beside_a_waiter_is_bounded_again_when_scheduling_is_switched_on() {
     let off = client.hear(SchedulerMessage::SchedOff);
     assert_eq!(off, [Action::StopMetering, Action::Bound(InFlight::Unbounded)]);
     let on = client.hear(SchedulerMessage::SchedOn { epoch: epoch(2) });
-    assert_eq!(on, [Action::StartMetering, adopted(2), Action::Bound(InFlight::Bounded)]);
+    assert_eq!(on, [Action::StartMeteringAnew, adopted(2), Action::Bound(InFlight::Bounded)]);
     client.hear(SchedulerMessage::Waiters { waiting: false });
     client.hear(SchedulerMessage::SchedOff);
     let on = client.hear(SchedulerMessage::SchedOn { epoch: epoch(3) });
-    assert_eq!(on, [Action::StartMetering, adopted(3), Action::Bound(InFlight::Unbounded)]);
+    assert_eq!(on, [Action::StartMeteringAnew, adopted(3), Action::Bound(InFlight::Unbounded)]);
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn a_program_without_a_scheduler_runs_and_warns_once() {
     // The client joins with an open gate.
     let joined =
         client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Running(epoch(4)) });
-    assert_eq!(joined, [Action::StartMetering, adopted(4), Action::Bound(InFlight::Unbounded)]);
+    assert_eq!(joined, [Action::StartMeteringAnew, adopted(4), Action::Bound(InFlight::Unbounded)]);
     assert!(client.machine.is_running());
 }
 
@@ -275,7 +275,7 @@ fn a_scheduler_that_is_back_is_expected_no_more() {
     client.feed(Input::Lost);
     let back = client.hear(SchedulerMessage::Registered { client: 1, hold: InitialState::Running(epoch(4)) });
     let goes_on =
-        [Action::Expect(false), Action::StartMetering, adopted(4), Action::Bound(InFlight::Unbounded)];
+        [Action::Expect(false), Action::StartMeteringAnew, adopted(4), Action::Bound(InFlight::Unbounded)];
     assert_eq!(back, goes_on);
     assert_eq!(client.tick(6000, 0, 0), []);
 }
@@ -420,7 +420,7 @@ fn scheduling_may_be_switched_off_and_on_at_any_moment() {
     // Scheduling is on again before the client's gate was open: room is counted again.
     assert_eq!(
         client.hear(SchedulerMessage::SchedOn { epoch: epoch(2) }),
-        [Action::StartMetering, adopted(2), Action::Begin { anyway: false }]
+        [Action::StartMeteringAnew, adopted(2), Action::Begin { anyway: false }]
     );
     let began = client.feed(Input::Began);
     assert!(began.contains(&Action::Send(ClientMessage::Running { epoch: epoch(2) })), "{began:?}");

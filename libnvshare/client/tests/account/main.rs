@@ -50,6 +50,7 @@ enum Operation {
     LetGo,
     Unlimit,
     Limit,
+    LimitAnew,
     Tell,
     TellMade,
     Register,
@@ -102,6 +103,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => Just(LetGo),
         1 => Just(Unlimit),
         1 => Just(Limit),
+        1 => Just(LimitAnew),
         2 => Just(Tell),
         2 => Just(TellMade),
         1 => Just(Register),
@@ -225,6 +227,14 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         Operation::Limit => {
             account.start_metering();
             // The scheduler goes by what it was told last: what was allocated and not absent.
+            model.granted = i128::from(model.told);
+            model.lost = 0;
+            model.is_metered = true;
+        }
+        Operation::LimitAnew => {
+            let usage = account.start_metering_anew();
+            model.told = usage.allocated - usage.absent;
+            assert_eq!((model.told, account.take_made()), (account.charged(), 0), "nothing is told twice");
             model.granted = i128::from(model.told);
             model.lost = 0;
             model.is_metered = true;

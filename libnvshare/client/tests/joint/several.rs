@@ -431,7 +431,7 @@ fn a_rank_that_resumes_changes_nothing_in_the_place_of_another_one() {
     ];
     let troubles =
         vec![(4334, 0, Trouble::Switch(false)), (4439, 1, Trouble::Stop { lasts: 5068, seen: Some(562) })];
-    Story { gpus: 3, pairs: 1, clients, troubles, seed: 2_031_950_316_350_374_548 }.ends_well();
+    Story { gpus: 3, pairs: 1, clients, troubles, seed: 10 }.ends_well();
 }
 
 /// One rank runs and cannot drain without the other, which fits beside all that run.

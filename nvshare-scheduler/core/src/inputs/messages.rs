@@ -306,6 +306,8 @@ impl Books {
             }
         }
         for other in others {
+            // They are asked together again: the drain that was given up may depend on each of them.
+            self.change_client(other, |client| client.drains_again_at = retry_at);
             match self.state().phase(other) {
                 Some(Phase::Parked) => {
                     self.change_client(other, |client| client.make_next(NextReason::Resumes));

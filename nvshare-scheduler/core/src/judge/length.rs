@@ -113,8 +113,10 @@ impl State {
                 Phase::Parked => {}
                 _ => {
                     held.idle_since = None;
-                    held.deferrals = held.deferrals.max(client.deferrals);
-                    held.not_before = held.not_before.max(client.drains_again_at);
+                    if client.deferrals > 0 {
+                        held.deferrals = held.deferrals.max(client.deferrals);
+                        held.not_before = held.not_before.max(client.drains_again_at);
+                    }
                     held.work.add_holder(client);
                     held.jobs.push(client.job);
                 }

@@ -13,7 +13,7 @@ use crate::Time;
 use crate::judge::length::{End, Split};
 use crate::policy::order;
 use crate::state::State;
-use crate::state::client::{Client, Phase};
+use crate::state::client::{Client, ClientId, Phase};
 use crate::state::entry::Standing;
 use crate::state::gangs::Unit;
 use crate::state::gpu::{CapacitySource, Gpu};
@@ -169,9 +169,12 @@ impl State {
         }
     }
 
-    /// Whether others of a waiter's gang run already, so that it may delay those ahead of it.
-    pub(crate) fn completes_its_gang(&self, client: &Client) -> bool {
-        client.gang.is_some() && self.runs_in_part(&self.unit_of(client))
+    /// Returns a waiter of each gang that runs in part and has one on a GPU.
+    pub(crate) fn waiters_of_half_gangs(&self, uuid: GpuUuid) -> Vec<ClientId> {
+        let half = self.units_of_gangs(uuid).filter(|unit| self.runs_in_part(unit));
+        let waiter =
+            |unit: Unit| self.clients_of(unit.on(uuid)).find(|client| client.waits()).map(|client| client.id);
+        half.filter_map(waiter).collect()
     }
 
     /// Whether some clients of a unit run, and others wait.

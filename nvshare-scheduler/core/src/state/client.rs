@@ -238,7 +238,7 @@ pub(crate) struct Client {
     pub(crate) adopted: Option<Epoch>,
     /// The client's drains that were given up in a row.
     pub(crate) deferrals: u32,
-    /// When its drain may be tried again after that.
+    /// When its drain may be tried again, after one was given up: its own, or that of a client that was asked along with it.
     pub(crate) drains_again_at: Time,
     /// Until this time, the client counts as one that does not leave: it gave up too many drains in a row.
     pub(crate) stubborn_until: Option<Time>,

@@ -286,9 +286,10 @@ impl State {
         }
     }
 
-    /// Whether there are any gangs.
-    pub(crate) fn has_gangs(&self) -> bool {
-        !self.gangs.is_empty()
+    /// Iterates over the gangs that have members on a GPU.
+    pub(crate) fn units_of_gangs(&self, uuid: GpuUuid) -> impl Iterator<Item = Unit> {
+        let here = self.gangs.values().filter(move |members| members.roster.on.contains_key(&uuid));
+        here.map(|members| Unit(Mates::Gang(Arc::clone(&members.roster))))
     }
 
     pub(crate) fn gang_of(&self, id: ClientId) -> Option<GangId> {

@@ -20,7 +20,9 @@ impl Books {
             matches!(client.phase(), Phase::Granted { .. } | Phase::Running { .. } | Phase::Idle { .. })
         };
         let holders = gpu.ledger.holders().iter().filter_map(|id| state.client(*id)).filter(holds);
-        let over = |client: &Client| Some((leaves_at(gpu, client)?.max(client.drains_again_at), client.id));
+        let over = |client: &Client| {
+            Some((leaves_at(gpu, client)?.max(state.earliest_drain(&state.unit_of(client))), client.id))
+        };
         let over: Vec<(Time, ClientId)> = holders.filter_map(over).collect();
         let now = state.now();
         for (over, id) in over {

@@ -347,7 +347,7 @@ impl Books {
         }
         let Some(gpu) = self.state().known_gpu(uuid) else { return };
         let over = gpu.turn.started().map_or(now, |started| started.saturating_add(gpu.quantum));
-        let over = over.max(self.state().earliest_drain(&leavers));
+        let over = over.max(self.state().earliest_drain(&self.state().with_their_gangs(leavers.clone())));
         if over > now {
             return self.wake_at(uuid, over);
         }

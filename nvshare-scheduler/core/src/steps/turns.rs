@@ -53,18 +53,26 @@ impl Round<'_> {
                 if nobody_else_fits(gpu) {
                     return;
                 }
-                if self.state().would_everybody_delay(gpu, head) && !self.state().completes_its_gang(client) {
+                if self.state().would_everybody_delay(gpu, head) {
                     self.books.note_waiter(uuid);
-                    if self.state().has_gangs() {
-                        continue;
-                    }
-                    return;
+                    return self.complete_gangs(uuid, head);
                 }
             }
             let case = self.open_case(id);
             let judge = |(gpu, client)| self.state().judge(gpu, client, &case, head.as_ref());
             let Some(verdict) = self.books.waiter(uuid, id).map(judge) else { return };
             self.carry_out(verdict, uuid, id, &case, &mut head);
+        }
+    }
+
+    /// Judges those of the other waiters that may delay the head: ranks of gangs that run in part.
+    fn complete_gangs(&mut self, uuid: GpuUuid, head: &Head) {
+        for id in self.state().waiters_of_half_gangs(uuid) {
+            self.books.count_work(1);
+            let case = self.open_case(id);
+            let judge = |(gpu, client)| self.state().judge(gpu, client, &case, Some(head));
+            let Some(verdict) = self.books.waiter(uuid, id).map(judge) else { return };
+            self.carry_out(verdict, uuid, id, &case, &mut Some(*head));
         }
     }
 

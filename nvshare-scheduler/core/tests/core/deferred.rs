@@ -64,6 +64,29 @@ fn a_client_that_drains_well_is_paused_at_once_beside_one_that_cannot() {
     assert!(asked_to_leave(&sent, 1).is_none(), "its drain is not tried again at once: {sent:?}");
 }
 
+/// Both are paused. One drains, and the other one cannot without it.
+#[test]
+fn clients_that_were_asked_together_are_asked_together_again() {
+    let mut table = Table::new(config(false));
+    let identity =
+        |process| Identity { pid: Some(9), process: Some(process), tenant: Some(1), ..Identity::default() };
+    let epochs = [1, 2].map(|client| {
+        table.register_as(client, identity(client), Gate::Closed, has(0, 4));
+        table.runs(client)
+    });
+    let paused = TenantSettings { paused: Some(true), ..TenantSettings::default() };
+    table.core.give(1, None, paused, MS(table.now)).unwrap();
+    let sent = table.sent();
+    assert_eq!([1, 2].map(|client| asked_to_leave(&sent, client)), epochs.map(Some), "{sent:?}");
+    table.say(2, ClientMessage::LockReleased { epoch: epochs[1] });
+    let mut sent = table.say(1, ClientMessage::DropDeferred { epoch: epochs[0] });
+    let epoch = granted(&sent, 2).unwrap_or_else(|| panic!("the first one may wait for it: {sent:?}"));
+    sent.append(&mut table.say(2, ClientMessage::Running { epoch }));
+    assert!([1, 2].iter().all(|&client| asked_to_leave(&sent, client).is_none()), "{sent:?}");
+    let sent = table.wait_until(2000);
+    assert!([1, 2].iter().all(|&client| asked_to_leave(&sent, client).is_some()), "{sent:?}");
+}
+
 /// The patience of its drain is longer than the grace of an answer by then.
 #[test]
 fn a_client_that_gives_up_one_long_drain_after_the_other_counts_as_one_that_answers() {
@@ -79,6 +102,33 @@ fn a_client_that_gives_up_one_long_drain_after_the_other_counts_as_one_that_answ
     table.wait_until(answers);
     table.say(1, ClientMessage::DropDeferred { epoch });
     assert!(!table.notes.iter().any(|note| note.contains("does not answer")), "{:#?}", table.notes);
+}
+
+/// The turn is over a moment after one rank asked to go on. Its gate is not open yet, and the other one could not drain.
+#[test]
+fn a_gang_is_asked_when_the_rank_that_goes_on_works_again() {
+    let gang = Some(Gang { number: 5, size: 2 });
+    let (pauses, works, other) = (1, 2, 3);
+    let mut table = Table::new(config(false));
+    register(&mut table, pauses, gang, Gate::Closed, lacks(0, 12));
+    register(&mut table, works, gang, Gate::Closed, lacks(1, 12));
+    register(&mut table, other, None, Gate::Closed, lacks(1, 12));
+    let sent = table.say(pauses, ClientMessage::ReqLock);
+    let epochs = [pauses, works].map(|rank| granted(&sent, rank).unwrap_or_else(|| panic!("{sent:?}")));
+    for (rank, on) in [(pauses, 0), (works, 1)] {
+        table.say(rank, ClientMessage::Running { epoch: epochs[usize::from(on)] });
+        table.say(rank, ClientMessage::Usage(has(on, 12)));
+    }
+    table.say(other, ClientMessage::ReqLock);
+    table.wait_until(900);
+    table.say(pauses, ClientMessage::Idle { epoch: epochs[0] });
+    table.wait_until(990);
+    let sent = table.say(pauses, ClientMessage::ReqLock);
+    let epoch = granted(&sent, pauses).unwrap_or_else(|| panic!("{sent:?}"));
+    let sent = table.wait_until(1050);
+    assert!([pauses, works].iter().all(|&rank| asked_to_leave(&sent, rank).is_none()), "{sent:?}");
+    let sent = table.say(pauses, ClientMessage::Running { epoch });
+    assert!([pauses, works].iter().all(|&rank| asked_to_leave(&sent, rank).is_some()), "{sent:?}");
 }
 
 /// One rank runs, and cannot drain without the other, which comes last. Each of their GPUs has a waiter that no other client fits beside.
