@@ -224,6 +224,30 @@ mod tests {
         }
     }
 
+    /// The stack of this thread in bytes, with the memory that each thread has.
+    fn own_stack() -> usize {
+        let mut bytes = 0;
+        // SAFETY: attributes are plain memory; they are filled, read and given back.
+        unsafe {
+            let mut attributes = std::mem::zeroed();
+            assert_eq!(libc::pthread_getattr_np(libc::pthread_self(), &raw mut attributes), 0);
+            libc::pthread_attr_getstacksize(&raw const attributes, &raw mut bytes);
+            libc::pthread_attr_destroy(&raw mut attributes);
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_thread_has_a_stack_beside_the_memory_that_each_thread_has() {
+        static BYTES: AtomicUsize = AtomicUsize::new(0);
+        assert!(spawn("nvshare-test", || BYTES.store(own_stack(), Ordering::SeqCst)));
+        while BYTES.load(Ordering::SeqCst) == 0 {
+            pause();
+        }
+        // This test has some. The C library rounds the sum down.
+        assert!(memory_of_each_thread() > 64 && BYTES.load(Ordering::SeqCst) > STACK, "{BYTES:?}");
+    }
+
     #[test]
     fn polls_come_late_by_a_part_of_the_wait() {
         let pace = Pace { part: 16, most: Duration::from_millis(1) };
