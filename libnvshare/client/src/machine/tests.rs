@@ -526,3 +526,14 @@ fn connections_that_nobody_answers_prolong_no_wait() {
     actions.append(&mut client.wait(MS(500)));
     assert!(actions.contains(&Action::Begin { anyway: false }), "{actions:?}");
 }
+
+/// Its memory was on its way back as it was asked for the lock, and counts as being there until that is over.
+#[test]
+fn a_program_that_is_called_back_in_its_restore_has_the_mover_look_first() {
+    let mut client = Client::registered(InitialState::Parked);
+    client.feed(Input::ThreadsWaiting);
+    client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] });
+    client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
+    let back = client.hear(SchedulerMessage::LockOk { epoch: epoch(2), quantum_ms: 1000, room: vec![] });
+    assert!(back.contains(&Action::Post(MoverOrder::Restore)), "{back:?}");
+}
