@@ -125,11 +125,26 @@ impl Program {
     /// When it cannot be started.
     #[must_use]
     pub fn start(mut self) -> Running {
-        let out = self.dir.join(format!("{}.out", self.name));
-        let log = self.dir.join(format!("{}.log", self.name));
-        self.command.stdout(File::create(&out).expect("a file")).stderr(File::create(&log).expect("a file"));
+        let (out, output) = self.create_file("out");
+        let (log, errors) = self.create_file("log");
+        self.command.stdout(output).stderr(errors);
         let child = self.command.spawn().expect("the program runs");
         Running { child, name: self.name, dir: self.dir, out, log }
+    }
+
+    /// A file of this program alone: other programs of its name can run beside it.
+    fn create_file(&self, kind: &str) -> (PathBuf, File) {
+        let mut path = self.dir.join(format!("{}.{kind}", self.name));
+        let mut number = 1;
+        loop {
+            match File::create_new(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                    number += 1;
+                    path = self.dir.join(format!("{}-{number}.{kind}", self.name));
+                }
+                created => return (path, created.expect("a file")),
+            }
+        }
     }
 }
 
