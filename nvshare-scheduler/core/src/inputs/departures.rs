@@ -70,6 +70,8 @@ impl Books {
         let unit = self.state().unit(other);
         self.apply_pauses(unit.to_vec());
         for &other in unit.iter() {
+            // Their drains may have failed because of the client that is gone.
+            self.change_client(other, Client::forget_deferrals);
             self.rewrite_entries(other);
             self.tell_later([other]);
         }

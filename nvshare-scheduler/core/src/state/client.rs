@@ -434,6 +434,7 @@ impl Client {
     pub(crate) fn set_free(&mut self) {
         self.phase = Phase::Free;
         self.is_unresponsive = false;
+        self.forget_deferrals();
     }
 
     /// Does what a change of phase brings with it. A client that is parked again gives up its early room. A
@@ -530,6 +531,11 @@ impl Client {
     /// Forgets earlier drains that failed, when the client's gate is closed and its work is complete.
     pub(crate) fn note_drained(&mut self) {
         self.is_unresponsive = false;
+        self.forget_deferrals();
+    }
+
+    /// Forgets earlier drains that failed, when what they failed for may be over.
+    pub(crate) fn forget_deferrals(&mut self) {
         self.deferrals = 0;
         self.drains_again_at = Time::ZERO;
         self.stubborn_until = None;

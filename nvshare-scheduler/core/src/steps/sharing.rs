@@ -92,6 +92,8 @@ impl Books {
         self.remove_gang(gang);
         for &member in unit.iter() {
             let changed = self.change_client(member, |client| {
+                // The drains of another member may have failed.
+                client.forget_deferrals();
                 client.gang = None;
                 client.goes_alone |= alone;
                 client.shares.clone()

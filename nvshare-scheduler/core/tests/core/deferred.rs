@@ -1,6 +1,6 @@
 //! Drains that are given up: when they are tried again, and which others they hold up.
 
-use nvshare_core::{Gang, Identity};
+use nvshare_core::{Event, Gang, Identity};
 use nvshare_proto::{ClientMessage, Epoch, Gate, SchedulerMessage, TenantSettings, Usage};
 
 use crate::gangs::Sent;
@@ -147,4 +147,25 @@ fn a_rank_that_fits_joins_its_gang_though_every_waiter_would_delay_the_first() {
     let mut sent = register(&mut table, comes, gang, Gate::Closed, lacks(0, 6));
     sent.append(&mut table.say(comes, ClientMessage::ReqLock));
     assert!(granted(&sent, comes).is_some(), "{sent:?}");
+}
+
+/// The rank on the other GPU cannot drain, and ends.
+#[test]
+fn a_rank_is_asked_at_once_when_the_one_that_could_not_drain_has_ended() {
+    let gang = Some(Gang { number: 5, size: 2 });
+    let (stays, ends, other) = (1, 2, 3);
+    let mut table = Table::new(config(false));
+    register(&mut table, stays, gang, Gate::Open, has(0, 12));
+    register(&mut table, ends, gang, Gate::Open, has(1, 12));
+    register(&mut table, other, None, Gate::Closed, lacks(0, 12));
+    let mut sent = table.say(other, ClientMessage::ReqLock);
+    for _ in 0..5 {
+        sent = gives_up(&mut table, ends, 1, sent);
+        let epoch = granted(&sent, stays).unwrap_or_else(|| panic!("it was asked as well: {sent:?}"));
+        sent = table.say(stays, ClientMessage::Running { epoch });
+    }
+    let sent = table.wait_until(table.now + 1000);
+    assert!(asked_to_leave(&sent, stays).is_none(), "the drain is not tried again at once: {sent:?}");
+    let sent = table.happens(Event::Disconnected { client: ends, process_remains: false });
+    assert!(asked_to_leave(&sent, stays).is_some(), "{sent:?}");
 }
