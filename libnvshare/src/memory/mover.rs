@@ -16,7 +16,7 @@ use nvshare_client::MoverOrder;
 use nvshare_client::session::Done;
 use nvshare_proto::{Amount, GpuUuid, HandOverPhase};
 
-use crate::memory::backing::Lacking;
+use crate::memory::backing::WithoutRoom;
 use crate::memory::devices::{self, Device};
 use crate::memory::{deferred_free, driver_reserve, free, pool_frees, sleep};
 use crate::process::lock::lock;
@@ -113,8 +113,8 @@ pub(crate) fn run(to: fn(Done)) {
                 }
             }
             MoverOrder::Restore | MoverOrder::RestoreEarly => {
-                let lacking = if is_ahead { Lacking::Wait } else { Lacking::GoOn };
-                if let Some(lacking) = restore(lacking, &cancelled) {
+                let without_room = if is_ahead { WithoutRoom::Wait } else { WithoutRoom::GoOn };
+                if let Some(lacking) = restore(without_room, &cancelled) {
                     report(Done::Restored { lacking });
                 }
             }
@@ -242,11 +242,11 @@ fn probe(cancelled: impl Fn() -> bool) -> Done {
 
 /// Restores memory on all devices at the same time. Returns the room to ask for where it is lacking. `None`: it was given up, or it
 /// went ahead of the lock and lacks room still.
-fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Amount>> {
+fn restore(without_room: WithoutRoom, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Amount>> {
     let devices: Vec<&'static Device> = devices::used().collect();
     let one = |device: &'static Device| {
         wait_for_evictions(device, cancelled);
-        device::restore(device, lacking, &|| cancelled())
+        device::restore(device, without_room, &|| cancelled())
     };
     let restored: Vec<device::AfterRestore> = std::thread::scope(|scope| {
         let (first, others) =
@@ -269,11 +269,11 @@ fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Ve
         // The absent memory is not on the list yet, as its allocation is under way.
         threads::pause();
     }
-    let lacking = |(device, restored): (&&Device, &device::AfterRestore)| {
-        (restored.lacking > 0).then_some(Amount { gpu: device.uuid(), bytes: restored.lacking })
+    let to_ask_for = |(device, restored): (&&Device, &device::AfterRestore)| {
+        (restored.to_ask_for > 0).then_some(Amount { gpu: device.uuid(), bytes: restored.to_ask_for })
     };
     let is_complete = !cancelled() && !restored.iter().any(|restored| restored.is_partial);
-    is_complete.then(|| devices.iter().zip(&restored).filter_map(lacking).collect())
+    is_complete.then(|| devices.iter().zip(&restored).filter_map(to_ask_for).collect())
 }
 
 /// Most processes whose exit has begun have ended after this time.

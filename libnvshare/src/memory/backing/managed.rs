@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nvshare_client::residency::{Piece, RESTORE_PIECE};
 use nvshare_proto::{HandOverPhase, ThrottledLine};
 
-use super::{AllocationRequest, Backing, Evicted, Freed, Lacking, Made, Moving, Restored, Work};
+use super::{AllocationRequest, Backing, Evicted, Freed, Made, Moving, Restored, WithoutRoom, Work};
 use crate::driver;
 use crate::driver::types::{CU_DEVICE_CPU, CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUresult};
 use crate::memory::allocations::{self, Allocation, Kind, SMALLEST_MANAGED};
@@ -101,7 +101,12 @@ impl Moving for Managed {
         Evicted { left: moved, copied: moved }
     }
 
-    fn restore(&self, device: &'static Device, _lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
+    fn restore(
+        &self,
+        device: &'static Device,
+        _without_room: WithoutRoom,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Restored {
         let mut laps = Laps::begin(device.uuid());
         let mut all = Restored::default();
         for allocation in allocations::of_device(device.ordinal) {

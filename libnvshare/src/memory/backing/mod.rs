@@ -112,7 +112,7 @@ pub(crate) enum Freed {
 
 /// The behaviour of a restore where room is lacking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lacking {
+pub(crate) enum WithoutRoom {
     /// It leaves the memory where it is.
     GoOn,
     /// More room comes piece by piece: a restore that can wait does, and goes on where it was. It ends when it is cancelled, or none
@@ -204,9 +204,14 @@ trait Moving: Sync {
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted;
 
     /// Restores a device's memory as far as there is room, largest allocations first. Stops soon when it is `cancelled`. Where
-    /// room is [lacking](Lacking), it goes on without, or may wait. Memory that fails to come back comes by page faults when it
+    /// room is [lacking](WithoutRoom), it goes on without, or may wait. Memory that fails to come back comes by page faults when it
     /// is touched. If the library maps the memory, the gate stays closed until it is back.
-    fn restore(&self, device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored;
+    fn restore(
+        &self,
+        device: &'static Device,
+        without_room: WithoutRoom,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Restored;
 }
 
 /// All memory that moves, in the order in which it does.
@@ -223,10 +228,14 @@ pub(crate) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
 }
 
 /// Restores a device's memory as far as there is room. Stops soon when it is `cancelled`.
-pub(crate) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
+pub(crate) fn restore(
+    device: &'static Device,
+    without_room: WithoutRoom,
+    cancelled: &dyn Fn() -> bool,
+) -> Restored {
     let mut all = Restored::default();
     for moving in MOVING {
-        all += moving.restore(device, lacking, cancelled);
+        all += moving.restore(device, without_room, cancelled);
     }
     all
 }

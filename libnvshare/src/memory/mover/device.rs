@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nvshare_proto::ROOM_PIECE;
 use nvshare_proto::units::{MIB, gib_per_second};
 
-use crate::memory::backing::{self, Lacking};
+use crate::memory::backing::{self, WithoutRoom};
 use crate::memory::devices::Device;
 use crate::memory::{deferred_free, driver_reserve, free, pool_frees};
 use crate::process::{bell, counters, lifecycle, log};
@@ -16,7 +16,7 @@ use crate::process::{bell, counters, lifecycle, log};
 #[derive(Debug, Default)]
 pub(super) struct AfterRestore {
     /// Bytes to ask for: see [`Account::to_ask_for`](nvshare_client::Account::to_ask_for).
-    pub(super) lacking: u64,
+    pub(super) to_ask_for: u64,
     /// Whether anything was restored.
     pub(super) moved: bool,
     /// It went ahead of the lock, and not all of the room came.
@@ -26,7 +26,7 @@ pub(super) struct AfterRestore {
 /// Restores a device's allocations, largest first, as far as there is room. Stops soon when it is `cancelled`.
 pub(super) fn restore(
     device: &'static Device,
-    lacking: Lacking,
+    without_room: WithoutRoom,
     cancelled: &dyn Fn() -> bool,
 ) -> AfterRestore {
     let begin = Instant::now();
@@ -36,21 +36,21 @@ pub(super) fn restore(
         free::end_spare_slabs(device);
     }
     let mut result = AfterRestore::default();
-    let all = backing::restore(device, lacking, cancelled);
+    let all = backing::restore(device, without_room, cancelled);
     result.moved = all.back > 0;
     if all.had_contents > 0 {
         let took = begin.elapsed();
         counters::restored(all.had_contents, all.copied, took.as_nanos() as u64);
         log_moved("restored", all.had_contents, all.copied, took);
     }
-    if lacking == Lacking::Wait {
+    if without_room == WithoutRoom::Wait {
         // More room is on its way, and the lock comes with the last of it.
         result.is_partial = all.lacks_mapped > 0 || all.is_full;
         return result;
     }
     let account = device.account();
-    result.lacking = account.to_ask_for_after_restore(all.lacks, all.lacks_mapped);
-    if result.lacking > 0 && account.has_outgrown_card() {
+    result.to_ask_for = account.to_ask_for_after_restore(all.lacks, all.lacks_mapped);
+    if result.to_ask_for > 0 && account.has_outgrown_card() {
         waiting::say_outgrown(&account);
     }
     if account.unmapped() == 0 || result.moved {
@@ -61,7 +61,7 @@ pub(super) fn restore(
     {
         // The driver has nothing more, however much room there is on paper.
         device.lose_room(device.account().unused_room(), bell::ring);
-        result.lacking = device.account().to_ask_for_after_restore(all.lacks, account.unmapped());
+        result.to_ask_for = device.account().to_ask_for_after_restore(all.lacks, account.unmapped());
     }
     result
 }

@@ -80,7 +80,7 @@ impl State {
 
     /// Whether a client, with its gang, would fit if all others had drained: then only memory that cannot be
     /// moved is in its way.
-    pub(crate) fn fits_in_the_end(&self, gpu: &Gpu, id: ClientId) -> bool {
+    pub(crate) fn fits_once_all_have_drained(&self, gpu: &Gpu, id: ClientId) -> bool {
         let unit = self.unit(id);
         // A program can be told that an allocation failed, but not that the memory which it has does not come
         // back.

@@ -122,7 +122,7 @@ impl Round<'_> {
         let mut complete = true;
         for &uuid in &grantee.gpus {
             let ahead = (uuid == looked_at).then_some(reserved);
-            complete &= self.books.find_room(&grantee, uuid, ahead);
+            complete &= self.books.ensure_room(&grantee, uuid, ahead);
         }
         if complete {
             for id in grantee.next {
@@ -146,7 +146,7 @@ struct Grantee {
 impl Books {
     /// Looks for room on one GPU, and has others give back what is missing. Returns whether there was enough.
     /// `ahead`: bytes that the clients ahead lack there, where they were counted.
-    fn find_room(&mut self, grantee: &Grantee, uuid: GpuUuid, ahead: Option<u64>) -> bool {
+    fn ensure_room(&mut self, grantee: &Grantee, uuid: GpuUuid, ahead: Option<u64>) -> bool {
         let Grantee { id, ref unit, ref next, ref gpus } = *grantee;
         let state = self.state();
         let Some(gpu) = state.known_gpu(uuid) else { return true };

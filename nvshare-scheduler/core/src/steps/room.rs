@@ -90,7 +90,7 @@ impl Books {
 
     /// Lets an allocation wait for a turn of its client, or refuses it, when nobody can give the room now.
     fn wait_or_refuse(&mut self, id: ClientId, uuid: GpuUuid, needs: u64) {
-        if self.state().gpu(uuid).is_some_and(|gpu| self.state().fits_in_the_end(gpu, id)) {
+        if self.state().gpu(uuid).is_some_and(|gpu| self.state().fits_once_all_have_drained(gpu, id)) {
             // The clients in the way give the room back when their turn is over, or when their drain is
             // complete after all.
             return self.want_turn(id);

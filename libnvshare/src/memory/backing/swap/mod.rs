@@ -11,7 +11,7 @@ mod order;
 
 use std::sync::Arc;
 
-use super::{AllocationRequest, Backing, Evicted, Freed, Lacking, Made, Moving, Restored, Work};
+use super::{AllocationRequest, Backing, Evicted, Freed, Made, Moving, Restored, WithoutRoom, Work};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::memory::allocations::Allocation;
 use crate::memory::devices::Device;
@@ -84,8 +84,13 @@ impl Moving for Swap {
         gone
     }
 
-    fn restore(&self, device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
-        moves::restore(device, lacking, cancelled)
+    fn restore(
+        &self,
+        device: &'static Device,
+        without_room: WithoutRoom,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Restored {
+        moves::restore(device, without_room, cancelled)
     }
 }
 

@@ -21,7 +21,7 @@ use super::order::{self, ChunkToMove};
 use crate::driver;
 use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult, CUstream};
 use crate::memory::allocations::{self, Allocation};
-use crate::memory::backing::{Evicted, Lacking, Restored};
+use crate::memory::backing::{Evicted, Restored, WithoutRoom};
 use crate::memory::devices::Device;
 use crate::memory::mapping::at_hand::AtHand;
 use crate::memory::mapping::copies::HostCopy;
@@ -310,93 +310,120 @@ fn land_out(flight: Flight, device: &Device) -> Evicted {
     if gone == Some(true) { Evicted { left: bytes, copied } } else { nothing }
 }
 
+/// A restore that is under way.
+struct Restoring<'a> {
+    device: &'static Device,
+    without_room: WithoutRoom,
+    laps: Laps,
+    queue: Queue,
+    at_hand: AtHand,
+    /// When the last chunk began to come.
+    came_at: Instant,
+    out: Restored,
+    cancelled: &'a dyn Fn() -> bool,
+}
+
+impl Restoring<'_> {
+    /// Begins to bring a chunk back. While room is still being made, waits for it.
+    fn begin(&mut self, allocation: &Arc<Allocation>, mapped: &Mapped, index: usize) -> Begun {
+        loop {
+            let room_is_made =
+                self.without_room == WithoutRoom::Wait && self.came_at.elapsed() < ROOM_IS_LATE;
+            if !(room_is_made && self.waits_for_more(allocation)) {
+                let begun = begin_in(allocation, mapped, index, self);
+                // Room may also come before the driver has the memory of the process that has left it.
+                let waits = room_is_made && matches!(begun, Begun::Lacks(_) | Begun::Full);
+                if !waits || (self.cancelled)() {
+                    return begun;
+                }
+            } else if (self.cancelled)() {
+                return Begun::Nothing;
+            }
+            self.land_or_pause();
+        }
+    }
+
+    /// Whether a chunk waits for room that is still being made, so that more come with it.
+    fn waits_for_more(&mut self, allocation: &Allocation) -> bool {
+        let (account, at_hand) = (self.device.account(), &mut self.at_hand);
+        let more = || Ok(at_hand.waits_for_more(account.unused_room(), account.unmapped(), Instant::now()));
+        matches!(allocation.context_to_move_in().with(more), Ok(Ok(true)))
+    }
+
+    /// Lands a chunk that has come, while another one waits for room. Where none has, pauses.
+    fn land_or_pause(&mut self) {
+        self.queue.record_all();
+        if self.queue.first_is_over() {
+            self.land();
+        } else {
+            threads::pause();
+            // Without copies under way, it only waits for room.
+            if self.queue.is_empty() { self.laps.skip() } else { self.laps.end(CopyIn) }
+        }
+    }
+
+    /// Waits for the first chunk that is under way, and ends its move.
+    fn land(&mut self) {
+        if let Some(flight) = self.queue.wait_and_pop() {
+            if flight.copied > 0 {
+                self.laps.end(CopyIn);
+            }
+            land_in(flight, self.device, &mut self.out);
+        }
+    }
+}
+
 /// Brings a device's memory back, as far as there is room; stops soon when it is `cancelled`.
-pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
-    let mut result = Restored::default();
-    let mut queue = Queue::default();
+pub(super) fn restore(
+    device: &'static Device,
+    without_room: WithoutRoom,
+    cancelled: &dyn Fn() -> bool,
+) -> Restored {
     let mut order = order::coming(device);
-    let mut at_hand = AtHand::default();
-    let mut laps = Laps::begin(device.uuid());
-    let mut came_at = Instant::now();
-    while let Some(ChunkToMove { allocation, index, .. }) = order.next(queue.is_full()) {
+    let laps = Laps::begin(device.uuid());
+    let (queue, at_hand, out) = (Queue::default(), AtHand::default(), Restored::default());
+    let came_at = Instant::now();
+    let mut restoring = Restoring { device, without_room, laps, queue, at_hand, came_at, out, cancelled };
+    while let Some(ChunkToMove { allocation, index, .. }) = order.next(restoring.queue.is_full()) {
         let Some(mapped) = &allocation.mapped else { continue };
         if cancelled() {
             break;
         }
-        let begun = loop {
-            let room_is_made = lacking == Lacking::Wait && came_at.elapsed() < ROOM_IS_LATE;
-            if !(room_is_made && waits_for_more(&allocation, device, &mut at_hand)) {
-                let begun = begin_in(&allocation, mapped, index, device, &mut at_hand, &mut laps, cancelled);
-                // Room may also come before the driver has the memory of the process that has left it.
-                let waits = room_is_made && matches!(begun, Begun::Lacks(_) | Begun::Full);
-                if !waits || cancelled() {
-                    break begun;
-                }
-            } else if cancelled() {
-                break Begun::Nothing;
-            }
-            queue.record_all();
-            if queue.first_is_over() {
-                land(&mut queue, device, &mut laps, &mut result);
-            } else {
-                threads::pause();
-                // Without copies under way, it only waits for room.
-                if queue.is_empty() { laps.skip() } else { laps.end(CopyIn) }
-            }
-        };
-        match begun {
+        match restoring.begin(&allocation, mapped, index) {
             Begun::Flying(flight) => {
-                came_at = Instant::now();
+                restoring.came_at = Instant::now();
                 let is_copied = flight.copied > 0;
-                queue.push(flight);
+                restoring.queue.push(flight);
                 if is_copied {
-                    laps.end(CopyIn);
+                    restoring.laps.end(CopyIn);
                 }
             }
-            Begun::Lacks(bytes) => result.lacks_mapped += bytes,
+            Begun::Lacks(bytes) => restoring.out.lacks_mapped += bytes,
             // The driver has less memory than the scheduler says: some that left is not back yet, or others have it.
             Begun::Full => {
-                result.is_full = true;
+                restoring.out.is_full = true;
                 break;
             }
             Begun::Nothing | Begun::Stopped => {}
         }
-        while queue.first_is_over() || queue.is_full() && order.has_only_copies() {
-            land(&mut queue, device, &mut laps, &mut result);
+        while restoring.queue.first_is_over() || restoring.queue.is_full() && order.has_only_copies() {
+            restoring.land();
         }
     }
-    while !queue.is_empty() {
-        land(&mut queue, device, &mut laps, &mut result);
+    while !restoring.queue.is_empty() {
+        restoring.land();
     }
     lost::give_up(device);
-    result
-}
-
-/// Whether a chunk waits for room that is still being made, so that more come with it.
-fn waits_for_more(allocation: &Allocation, device: &Device, at_hand: &mut AtHand) -> bool {
-    let account = device.account();
-    let more = || Ok(at_hand.waits_for_more(account.unused_room(), account.unmapped(), Instant::now()));
-    matches!(allocation.context_to_move_in().with(more), Ok(Ok(true)))
-}
-
-fn land(queue: &mut Queue, device: &Device, laps: &mut Laps, result: &mut Restored) {
-    if let Some(flight) = queue.wait_and_pop() {
-        if flight.copied > 0 {
-            laps.end(CopyIn);
-        }
-        land_in(flight, device, result);
-    }
+    restoring.out
 }
 
 fn begin_in(
     allocation: &Arc<Allocation>,
     mapped: &Mapped,
     index: usize,
-    device: &Device,
-    at_hand: &mut AtHand,
-    laps: &mut Laps,
-    cancelled: &dyn Fn() -> bool,
+    restoring: &mut Restoring<'_>,
 ) -> Begun {
+    let Restoring { device, cancelled, .. } = *restoring;
     contexts::let_them_end(|| allocation.is_leaving());
     let mut lacks = 0;
     let taken = take(allocation, mapped, index, |chunk| {
@@ -413,7 +440,7 @@ fn begin_in(
         return if lacks > 0 { Begun::Lacks(lacks) } else { Begun::Nothing };
     };
     let (context, at) = (&allocation.context_to_move_in(), allocation.base + offset);
-    let physical = match create(context, mapped, at, bytes, device, at_hand) {
+    let physical = match create(context, mapped, at, bytes, device, &mut restoring.at_hand) {
         Ok(physical) => physical,
         Err(error) => {
             stay_on_host(mapped, index, bytes, device);
@@ -427,7 +454,7 @@ fn begin_in(
             };
         }
     };
-    laps.end(Map);
+    restoring.laps.end(Map);
     let copied = if host.is_empty() {
         Ok(None)
     } else {
