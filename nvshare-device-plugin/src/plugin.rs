@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::{GpuUuid, SeatName, Slot, ThrottledLine};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::WatchStream;
@@ -20,6 +20,7 @@ use crate::api::{
 use crate::grpc::{self, Answer, Call};
 use crate::host::{Host, blocking, lock};
 use crate::nvidia::Found;
+use crate::pods::GivenOut;
 use crate::records::Record;
 use crate::resources::Resource;
 use crate::unused::Unused;
@@ -38,7 +39,7 @@ pub struct Plugin {
     /// The resources, each with its list.
     pub offers: Vec<Arc<Offer>>,
     /// Told after each seat that is given out.
-    pub allocated: Notify,
+    pub allocated: GivenOut,
     unused: Mutex<Unused>,
     /// The GPUs whose slots were healthy in the last lists, and whether these had none at all.
     offered: Mutex<Option<(BTreeSet<GpuUuid>, bool)>>,
@@ -81,7 +82,7 @@ impl Plugin {
         let offers = host.resources.iter().map(offer).collect();
         let plugin = Self {
             offers,
-            allocated: Notify::new(),
+            allocated: GivenOut::default(),
             unused: Mutex::default(),
             offered: Mutex::default(),
             host,
@@ -202,7 +203,8 @@ impl Plugin {
             self.give(offer.resource.record(slots.clone())).await?;
         }
         self.host.publish_soon().await?;
-        self.allocated.notify_one();
+        // The kubelet asks once for each container: one that starts again keeps its seat without a word.
+        self.allocated.add(asked.iter().map(|(slots, _)| SeatName::of(slots)));
         let options = &self.host.options;
         let responses = asked.iter().map(|(slots, names)| allocate::response(slots, names, options));
         Ok(AllocateResponse { container_responses: responses.collect() })

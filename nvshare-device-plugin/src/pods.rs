@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nvshare_proto::{AdminRequest, Occupant, SeatName, Slot, ThrottledLine};
@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use crate::api::{Empty, LIST_PODS, ListPodResourcesResponse};
 use crate::grpc::Client;
-use crate::host::Host;
+use crate::host::{Host, lock};
 use crate::kubelet::{self, Identity};
 use crate::options::Options;
 use crate::plugin::Plugin;
@@ -46,6 +46,25 @@ pub type Change = (SeatName, Option<Occupant>);
 /// A container is gone after this number of looks in a row that do not find it: a kubelet that starts again knows no pods for a while.
 const MISSES: u32 = 5;
 
+/// The seats that were given out since the last look at who has them.
+#[derive(Debug, Default)]
+pub struct GivenOut {
+    seats: Mutex<Vec<SeatName>>,
+    any: Notify,
+}
+
+impl GivenOut {
+    /// Notes seats that new containers get.
+    pub fn add(&self, seats: impl IntoIterator<Item = SeatName>) {
+        lock(&self.seats).extend(seats);
+        self.any.notify_one();
+    }
+
+    fn take(&self) -> Vec<SeatName> {
+        std::mem::take(&mut *lock(&self.seats))
+    }
+}
+
 /// Which containers have seats, over several looks.
 #[derive(Debug, Default)]
 pub struct Held {
@@ -58,6 +77,12 @@ impl Held {
     fn knowing(mut recorded: Occupants, listed: &Listed) -> Self {
         recorded.retain(|seat, occupant| listed.get(seat).is_some_and(|of_seat| of_seat.contains(occupant)));
         Self { now: recorded, missed: BTreeMap::new() }
+    }
+
+    /// Forgets who had these seats: another container gets them, whatever its name.
+    pub fn forget(&mut self, seats: &[SeatName]) {
+        self.now.retain(|seat, _| !seats.contains(seat));
+        self.missed.retain(|seat, _| !seats.contains(seat));
     }
 
     /// Takes a look into account. Returns which containers have seats. The container that has had a seat stays its holder while it is listed,
@@ -129,6 +154,16 @@ pub fn changes(told: Option<&Occupants>, now: &Occupants, seats: &[SeatName]) ->
     named.into_iter().map(|seat| (seat, now.get(&seat).cloned())).collect()
 }
 
+/// News for the scheduler of seats that another container gets: nobody has them any more. `told` is as for [`changes`], and takes the news into
+/// account.
+fn set_free(told: Option<&mut Occupants>, seats: &[SeatName]) -> Vec<Change> {
+    let free = |seat: &SeatName| (*seat, None);
+    match told {
+        None => seats.iter().map(free).collect(),
+        Some(told) => seats.iter().filter(|seat| told.remove(seat).is_some()).map(free).collect(),
+    }
+}
+
 fn socket(options: &Options) -> PathBuf {
     options.kubelet.join("pod-resources/kubelet.sock")
 }
@@ -182,12 +217,11 @@ pub async fn given(options: &Options) -> Result<Option<checkpoint::Seats>, Strin
     spawn_blocking(read).await.unwrap_or_else(|error| Err(error.to_string()))
 }
 
-/// Tells the scheduler whose the seats are, for ever. `boot`: which run of the scheduler answers, if any. `given`: told after each seat that is
-/// given out. `look` is told what the kubelet lists.
+/// Tells the scheduler whose the seats are, for ever. `boot`: which run of the scheduler answers, if any. `look` is told what the kubelet lists.
 pub async fn tell(
     host: Arc<Host>,
     boot: watch::Receiver<Option<u64>>,
-    given: &Notify,
+    given_out: &GivenOut,
     mut look: impl AsyncFnMut(&Listed),
 ) {
     let socket = socket(&host.options);
@@ -197,9 +231,12 @@ pub async fn tell(
     let mut held: Option<Held> = None;
     // The last list, and what it says.
     let (mut listed, mut last) = (Listed::new(), ListPodResourcesResponse::default());
+    // Seats of which the scheduler is still to be told that nobody has them.
+    let mut free: Vec<SeatName> = Vec::new();
     loop {
         let run = *boot.borrow();
         if let Some(run) = run {
+            free.extend(given_out.take());
             match list(&mut kubelet, &socket).await {
                 Ok(pods) => {
                     if pods != last {
@@ -209,12 +246,18 @@ pub async fn tell(
                     if held.is_none() {
                         held = Some(Held::knowing(recorded(&host).await, &listed));
                     }
-                    let now = held.get_or_insert_default().look(&listed);
-                    let known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
+                    let held = held.get_or_insert_default();
+                    held.forget(&free);
+                    let now = held.look(&listed);
+                    let mut known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
                     let seats = if known.is_none() { host.seats().await } else { Vec::new() };
-                    let changes = changes(known.as_ref(), now, &seats);
-                    told = match send(&host, changes).await {
-                        Ok(()) => Some((run, now.clone())),
+                    let mut news = set_free(known.as_mut(), &free);
+                    news.extend(changes(known.as_ref(), now, &seats));
+                    told = match send(&host, news).await {
+                        Ok(()) => {
+                            free.clear();
+                            Some((run, now.clone()))
+                        }
                         Err(error) => {
                             NOT_TOLD.say(format_args!(
                                 "the scheduler is not told which pods have seats: {error}"
@@ -234,7 +277,7 @@ pub async fn tell(
         }
         tokio::select! {
             () = sleep(host.options.pause(LOOK_EVERY)) => {}
-            () = given.notified() => sleep(SETTLE).await,
+            () = given_out.any.notified() => sleep(SETTLE).await,
         }
     }
 }

@@ -368,6 +368,10 @@ async fn the_scheduler_learns_whose_the_seats_are() {
     kubelet.run_pods(&[("one", &one)]);
     told(count + 2).await;
     assert_eq!(scheduler.held()[count + 1..], [vec![(set_name, None)]]);
+    // A pod of the same name comes before anybody has seen that the first one is gone.
+    kubelet.allocate(&[&one]).await.unwrap();
+    told(count + 3).await;
+    assert_eq!(scheduler.held()[count + 2..], [vec![(one_name, None), (one_name, Some(holder("one")))]]);
 }
 
 #[tokio::test]

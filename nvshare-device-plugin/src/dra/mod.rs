@@ -31,6 +31,7 @@ use crate::devices::NodeGpu;
 use crate::host::{Host, blocking};
 use crate::node_gpus::Versions;
 use crate::options::{Options, Strategy};
+use crate::pods::GivenOut;
 use crate::records::{self, Record, Seats};
 use crate::{cdi, pods, upkeep};
 use claims::Place;
@@ -55,7 +56,7 @@ pub struct Driver {
     pub host: Arc<Host>,
     server: Server,
     /// Told after each claim that is prepared.
-    prepared: Notify,
+    prepared: GivenOut,
     /// Told after each claim that has ended.
     ended: Notify,
     /// Told when a kubelet has registered the driver: one that starts removes the slices of all drivers.
@@ -85,7 +86,7 @@ pub async fn server(options: &Options) -> Result<Server, String> {
 /// Serves for ever.
 pub async fn serve(host: Arc<Host>, server: Server, versions: Versions) {
     let offered = watch::Sender::new(host.healthy(&host.nvidia(), true));
-    let [prepared, ended, registered] = [(); 3].map(|()| Notify::new());
+    let (prepared, [ended, registered]) = (GivenOut::default(), [(); 2].map(|()| Notify::new()));
     let driver = Arc::new(Driver { host, server, prepared, ended, registered, offered });
     let (tell_boot, boot) = watch::channel(None);
     if driver.host.gpus.iter().any(|gpu| slices::most_memory(gpu, &driver.host.options).is_none()) {
@@ -158,7 +159,8 @@ impl Driver {
             });
         }
         let claims = tasks.join_all().await.into_iter().collect();
-        self.prepared.notify_one();
+        // A claim's seat has the claim's own name, and so no earlier container.
+        self.prepared.add([]);
         PrepareResponse { claims }
     }
 
