@@ -10,7 +10,7 @@ use crate::inputs::Event;
 use crate::report::Output;
 use crate::report::incidents::Incident;
 use crate::state::State;
-use crate::state::client::ClientId;
+use crate::state::client::{ClientId, Job};
 use crate::state::config::Config;
 #[cfg(feature = "test-api")]
 use crate::state::cost::HandOverCosts;
@@ -155,6 +155,12 @@ impl Core {
     /// bounds stay.
     pub fn forget_tenant_terms(&mut self, tenant: u64, now: Time) {
         self.apply(now, |books| books.forget_tenant_terms(tenant));
+    }
+
+    /// Whether a tenant has clients.
+    #[must_use]
+    pub fn has_clients(&self, tenant: u64) -> bool {
+        self.state().jobs().count_clients(Job::Tenant(tenant)) > 0
     }
 
     /// Tells a client its limits again. `before` is the limit in bytes that its seat had set, and that the

@@ -5,7 +5,7 @@ use nvshare_proto::units::Bytes;
 use nvshare_proto::{AdminReply, AdminRequest, GpuUuid, Reply, SeatName};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{Command, CoreTask};
 use crate::identity::Tenant;
@@ -19,6 +19,8 @@ impl CoreTask {
         answer: oneshot::Sender<Vec<Reply>>,
         now: Time,
     ) {
+        // A prolog has to hear that its job's limits end with this scheduler.
+        let has_to_last = matches!(request, AdminRequest::SetJobBounds { .. });
         // The text about what is in force now, and the change that is still to be kept.
         let outcome = match request {
             AdminRequest::Status => return self.wait_for_counters(None, answer),
@@ -49,6 +51,7 @@ impl CoreTask {
             AdminRequest::SetJobBounds { job, given } => limits::given(given).and_then(|said| {
                 let change = self.store.bound_job(job, given)?;
                 self.bound_job(job, now);
+                self.forget_ended_job(job, now);
                 Ok((format!("job {job}: {said}"), Some(change)))
             }),
             AdminRequest::Sleep { client } => self.core.sleep(client, now).map(|text| (text, None)),
@@ -88,7 +91,10 @@ impl CoreTask {
             Ok((text, None)) => done(answer, text),
             // The disk may take its time; nobody's grant waits for it.
             Ok((text, Some(change))) => {
-                spawn_blocking(move || done(answer, kept(text, change.keep())));
+                spawn_blocking(move || match change.keep() {
+                    Ok(()) => done(answer, text),
+                    Err(error) => not_kept(answer, text, has_to_last, &error),
+                });
             }
             Err(reason) => refuse(answer, reason),
         }
@@ -139,10 +145,11 @@ fn done(answer: oneshot::Sender<Vec<Reply>>, text: String) {
     let _ = answer.send(vec![Reply::Admin(AdminReply::Done { text })]);
 }
 
-/// The text about a change, and whether the change survives a restart of the scheduler.
-fn kept(text: String, kept: Result<(), String>) -> String {
-    match kept {
-        Ok(()) => text,
-        Err(error) => format!("{text}; a restart will undo this, because it cannot be kept: {error}"),
-    }
+/// Logs and says that a change is in force, and will not survive a restart of the scheduler.
+fn not_kept(answer: oneshot::Sender<Vec<Reply>>, text: String, has_to_last: bool, error: &str) {
+    let text = format!("{text}; a restart will undo this, because it cannot be kept: {error}");
+    warn!("{text}");
+    let reply =
+        if has_to_last { Reply::Refused { reason: text } } else { Reply::Admin(AdminReply::Done { text }) };
+    let _ = answer.send(vec![reply]);
 }

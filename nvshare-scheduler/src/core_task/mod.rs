@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Time};
-use nvshare_proto::{ClientMessage, GpuUuid, MemoryMode, SchedulerMessage, SeatName};
+use nvshare_proto::{ClientMessage, GpuUuid, MemoryMode, SchedulerMessage, SeatName, TenantSettings};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, spawn_blocking, yield_now};
 use tokio::time::{Instant, sleep_until};
@@ -328,6 +328,15 @@ impl CoreTask {
     /// The settings of one of Slurm's jobs are in force for its tenant from now on.
     fn bound_job(&mut self, job: u32, now: Time) {
         self.core.set_tenant_bounds(Tenant::Job(job).number(), self.store.job(job), now);
+    }
+
+    /// An epilog takes all settings of a job back, when its processes have ended. What administrators gave to one of its clients goes with
+    /// them: a job that is queued again has the same number.
+    fn forget_ended_job(&mut self, job: u32, now: Time) {
+        let tenant = Tenant::Job(job).number();
+        if self.store.job(job) == TenantSettings::default() && !self.core.has_clients(tenant) {
+            self.core.forget_tenant_terms(tenant, now);
+        }
     }
 
     /// Forgets what is known about clients that are not shown any more.

@@ -90,6 +90,13 @@ fn a_place_where_nothing_can_be_kept_is_named() {
         "{text}"
     );
     assert_eq!(quantum(&world), 5000);
+    // Limits of jobs fail closed: a prolog stops here.
+    let limited = Scheduler::ctl(&world, &["set-limit", "job:7", "--compute", "10"]);
+    let text = String::from_utf8_lossy(&limited.stderr).into_owned();
+    assert!(
+        !limited.status.success() && text.contains("job 7: compute limit 10 %; a restart will undo"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -107,6 +107,29 @@ fn a_group_that_a_user_made_is_no_job() {
     }
 }
 
+/// It has the same number, and may come to the same node. An administrator may have named a client instead of the job.
+#[test]
+#[ignore = "needs root and control groups; .ci/run runs this test where they are there"]
+fn a_job_that_is_queued_again_starts_without_words_about_its_clients() {
+    for (node, job) in nodes("again").iter().zip([450, 460]) {
+        let world = World::simulated(CARD);
+        let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+        let group = step(node, job, "step_0");
+        let args = "--memory 64MiB --block 64MiB --kernel-us 1000";
+        let first = group.workload(&world, "first", args).until_told().start();
+        Scheduler::until(&world, "it is there", |status| status.find(first.pid()).is_some());
+        let client = Scheduler::status(&world).client(first.pid()).client.to_string();
+        ctl(&world, &["set-limit", &client, "--memory", "96MiB"]);
+        ctl(&world, &["pause", &client]);
+        let pid = first.pid();
+        drop(first);
+        Scheduler::until(&world, "it is gone", |status| status.find(pid).is_none());
+        let ended = script(&world, "epilog", &[("SLURM_JOB_ID", &job.to_string())], "", "");
+        assert!(ended.status.success(), "{ended:?}");
+        more(&world, &group, "second").intact();
+    }
+}
+
 /// A script of `packaging/slurm` as Slurm runs it: with these variables, and `squeue` that says this of job 7, between two others of an array.
 fn script(world: &World, name: &str, variables: &[(&str, &str)], tres: &str, nodes: &str) -> Output {
     let programs = world.dir().join("programs");
