@@ -1,13 +1,14 @@
 //! The folders of seats: each is mounted into a container, which may change what is in it.
 
-use std::fs::{self, DirBuilder, OpenOptions, Permissions};
-use std::io::{self, Write as _};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use nvshare_proto::paths::{SEAT_LIMITS, SEAT_SOCKET};
 use nvshare_proto::{SeatName, TenantSettings, env};
+use rustix::fs::OFlags;
 
 use crate::lock::lock;
 use crate::sockets::{Bound, Error, Guard, bind_from, guard};
@@ -103,9 +104,16 @@ impl Root {
 
     /// Whether programs find these limits of a seat.
     pub(super) fn has_limits(&self, name: SeatName, given: &TenantSettings) -> bool {
-        let path = self.folder(name).join(SEAT_LIMITS);
-        let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
-        is_file && fs::read_to_string(path).is_ok_and(|text| text == variables(given))
+        let wanted = variables(given);
+        // The container may have put anything there: a link, a pipe, a file without end.
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+        let file = options.open(self.folder(name).join(SEAT_LIMITS));
+        let is_file = |file: &File| file.metadata().is_ok_and(|of| of.is_file());
+        let Some(file) = file.ok().filter(is_file) else { return false };
+        let mut found = String::new();
+        let read = file.take(wanted.len() as u64 + 1).read_to_string(&mut found);
+        read.is_ok() && found == wanted
     }
 
     /// Removes a seat's folder, if there is one.
@@ -151,6 +159,7 @@ fn variables(given: &TenantSettings) -> String {
 mod tests {
     use super::*;
     use nvshare_proto::{Enforcement, Priority};
+    use rustix::fs::{CWD, Mode, mkfifoat};
 
     #[test]
     fn limits_are_written_as_variables() {
@@ -243,6 +252,11 @@ mod tests {
         assert_eq!(fs::read_to_string(&limits).unwrap(), "NVSHARE_WEIGHT=7\n");
         assert!(!root.has_limits(name, &TenantSettings::default()), "those are others");
         assert_eq!((fs::read_to_string(&secret).unwrap().as_str(), mode(&secret)), ("secret", 0o600));
+        File::create(&limits).unwrap().set_len(1 << 40).unwrap();
+        assert!(!root.has_limits(name, &TenantSettings::default()), "it is not read to its end");
+        fs::remove_file(&limits).unwrap();
+        mkfifoat(CWD, &limits, Mode::RUSR).unwrap();
+        assert!(!root.has_limits(name, &TenantSettings::default()), "nobody waits for its other end");
         root.remove(name).unwrap();
         root.remove(name).unwrap();
         assert!(!root.folder(name).exists() && secret.exists());

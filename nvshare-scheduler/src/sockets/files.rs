@@ -3,11 +3,12 @@
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 
-use rustix::net::listen;
-use tokio::net::{UnixListener, UnixStream};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, listen, socket_with};
+use tokio::net::UnixListener;
 
 /// A socket cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -254,8 +255,7 @@ fn link(fresh: &Path, stale: &Path, path: &Path) -> Result<bool, Error> {
             return Err(Error::InTheWay { path: path.to_owned(), what });
         }
         // A socket's file outlives its scheduler; only a connection tells whether a scheduler listens.
-        if let Ok(stream) = StdStream::connect(path) {
-            let pid = peer_pid(stream).map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
+        if let Some(pid) = listener_at(path) {
             return Err(Error::Taken { path: path.to_owned(), pid });
         }
         if fs::rename(path, stale).is_ok() {
@@ -272,9 +272,17 @@ fn link(fresh: &Path, stale: &Path, path: &Path) -> Result<bool, Error> {
     Err(at(path)(io::ErrorKind::AlreadyExists.into()))
 }
 
-fn peer_pid(stream: StdStream) -> Option<i32> {
-    stream.set_nonblocking(true).ok()?;
-    UnixStream::from_std(stream).ok()?.peer_cred().ok()?.pid()
+/// Returns the process that listens at a socket, as far as it is known; `None`: there is none. It does not wait: whoever listens
+/// may accept nothing, and have a full queue.
+fn listener_at(path: &Path) -> Option<String> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    match connect(&socket, &SocketAddrUnix::new(path).ok()?) {
+        Ok(()) => socket_peercred(&socket).ok().map(|peer| peer.pid.as_raw_pid().to_string()),
+        Err(Errno::AGAIN) => None,
+        Err(_) => return None,
+    }
+    .or_else(|| Some("unknown".to_owned()))
 }
 
 /// Locks the file in a folder that names the scheduler's process: of two schedulers that start at the same
@@ -331,6 +339,8 @@ pub fn random() -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream as StdStream;
+
     use super::*;
 
     /// A folder that goes when the test is over.
@@ -373,6 +383,20 @@ mod tests {
         assert!(bound.replaced);
         assert!(matches!(bind(&path, 0o600), Err(Error::Taken { .. })));
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "nothing else is left");
+    }
+
+    /// A container can put such a socket into its folder.
+    #[tokio::test]
+    async fn a_socket_with_a_full_queue_is_taken_and_waited_for_by_nobody() {
+        let folder = Folder::new("full");
+        let path = folder.0.join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        listen(&listener, 0).unwrap();
+        let _in_queue = StdStream::connect(&path).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(listener_at(&path)));
+        let told = told.recv_timeout(std::time::Duration::from_secs(60));
+        assert_eq!(told.unwrap().as_deref(), Some("unknown"));
     }
 
     #[tokio::test]
