@@ -51,18 +51,30 @@ impl Groups {
     }
 
     /// For whom the process's connections count: a container, unless a user made its group, as with containers without root: then
-    /// that user, who can make as many as he likes. Containers within a container count for that.
+    /// that user, who can make as many as he likes. Containers within a container count for that. Outside of containers, it is the user whose
+    /// session the process is in: within it, a user can have as many numbers as `/etc/subuid` gives him.
     pub(crate) fn whom(&self, user: Option<u32>) -> Whom {
         self.whom_by(user, maker)
     }
 
     fn whom_by(&self, user: Option<u32>, maker: impl Fn(&str, &str) -> Option<u32>) -> Whom {
         let containers = self.containers();
-        let Some((controllers, path)) = containers.last() else { return Whom::User(user) };
+        let Some((controllers, path)) = containers.last() else {
+            let of_session = self.session_user(maker).filter(|_| user != Some(0));
+            return Whom::User(of_session.or(user));
+        };
         match maker(controllers, path) {
             Some(maker @ 1..) => Whom::User(Some(maker)),
             _ => Whom::Container((*path).to_owned()),
         }
+    }
+
+    /// The user in whose slice of systemd the process is, if root made that.
+    fn session_user(&self, maker: impl Fn(&str, &str) -> Option<u32>) -> Option<u32> {
+        self.each().find_map(|(controllers, path)| {
+            let (group, user) = groups(path).filter_map(|group| Some((group, slice_user(group)?))).last()?;
+            (maker(controllers, group) == Some(0)).then_some(user)
+        })
     }
 
     /// The UID of the process's Kubernetes pod: cgroupfs writes `podUID`, systemd `kubepods-burstable-podUID.slice` with underscores.
@@ -108,6 +120,11 @@ fn job_of(path: &str) -> Option<u32> {
     let is_users = name.strip_prefix("uid_").and_then(number).is_some()
         && upper.rsplit_once('/').is_some_and(|(_, name)| name == "slurm" || name.starts_with("slurm_"));
     (is_scope || is_users).then_some(job)
+}
+
+/// The user, if a path is that of a user's slice: `/user.slice/user-1000.slice` (systemd, `systemd.special(7)`).
+fn slice_user(path: &str) -> Option<u32> {
+    number(path.strip_prefix("/user.slice/user-")?.strip_suffix(".slice")?)
 }
 
 /// A number of digits alone.
@@ -324,6 +341,19 @@ mod tests {
         assert_eq!(of(made.clone(), user_made), Whom::User(Some(1001)));
         assert_eq!(of(format!("{made}/{id}"), user_made), Whom::User(Some(1001)));
         assert_eq!(of(made.clone(), unknown), container(&made), "nothing can be looked up");
+    }
+
+    #[test]
+    fn a_user_counts_once_whatever_numbers_his_processes_have() {
+        let session =
+            Groups("0::/user.slice/user-1000.slice/user@1000.service/app.slice/a.scope\n".to_owned());
+        let made = |_: &str, path: &str| Some(if path.contains("user@1000") { 1000 } else { 0 });
+        let of = |user, maker: fn(&str, &str) -> Option<u32>| session.whom_by(Some(user), maker);
+        assert_eq!(of(100_005, made), Whom::User(Some(1000)));
+        assert_eq!(of(0, made), Whom::User(Some(0)), "root is nobody else");
+        assert_eq!(of(100_005, |_, _| Some(100_005)), Whom::User(Some(100_005)), "root did not make it");
+        let elsewhere = Groups("0::/a/user.slice/user-1000.slice\n".to_owned());
+        assert_eq!(elsewhere.whom_by(Some(7), made), Whom::User(Some(7)));
     }
 
     #[test]
