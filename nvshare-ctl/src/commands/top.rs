@@ -40,6 +40,32 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// The meaning of a key of the terminal.
+#[derive(Debug, PartialEq, Eq)]
+enum Pressed {
+    Key(Key),
+    Interrupt,
+    Nothing,
+}
+
+/// The meaning of a key. A letter with another key held down is not that letter: Ctrl-P is no wish to pause.
+fn pressed(code: KeyCode, modifiers: KeyModifiers) -> Pressed {
+    let is_plain = (modifiers - KeyModifiers::SHIFT).is_empty();
+    let key = match code {
+        KeyCode::Char(c) if is_plain => Key::Char(c),
+        KeyCode::Char('c') if modifiers == KeyModifiers::CONTROL => return Pressed::Interrupt,
+        // Terminals that send this for the key above Enter are not rare.
+        KeyCode::Char('h') if modifiers == KeyModifiers::CONTROL => Key::Backspace,
+        KeyCode::Enter => Key::Enter,
+        KeyCode::Esc => Key::Escape,
+        KeyCode::Backspace => Key::Backspace,
+        KeyCode::Up => Key::Up,
+        KeyCode::Down => Key::Down,
+        _ => return Pressed::Nothing,
+    };
+    Pressed::Key(key)
+}
+
 /// News from the thread that asks the scheduler.
 enum News {
     Looked(Result<Box<Status>, String>),
@@ -113,22 +139,33 @@ fn show(
         if key.kind != KeyEventKind::Press {
             continue;
         }
-        let pressed = match key.code {
-            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(()),
-            KeyCode::Char(c) => Key::Char(c),
-            KeyCode::Enter => Key::Enter,
-            KeyCode::Esc => Key::Escape,
-            KeyCode::Backspace => Key::Backspace,
-            KeyCode::Up => Key::Up,
-            KeyCode::Down => Key::Down,
-            _ => continue,
+        let wish_of_key = match pressed(key.code, key.modifiers) {
+            Pressed::Interrupt => return Ok(()),
+            Pressed::Nothing => continue,
+            Pressed::Key(key) => top.press(key),
         };
-        match top.press(pressed) {
+        match wish_of_key {
             Wish::Quit => return Ok(()),
             Wish::Change(change) => {
                 let _ = wish.send(change);
             }
             Wish::Nothing => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_letter_with_another_key_held_down_changes_nothing() {
+        let held = [KeyModifiers::CONTROL, KeyModifiers::ALT, KeyModifiers::CONTROL | KeyModifiers::SHIFT];
+        for (letter, modifiers) in ['p', 'o', 'l', 'q'].into_iter().flat_map(|c| held.map(|of| (c, of))) {
+            assert_eq!(pressed(KeyCode::Char(letter), modifiers), Pressed::Nothing, "{letter} {modifiers:?}");
+        }
+        let control = |c| pressed(KeyCode::Char(c), KeyModifiers::CONTROL);
+        assert_eq!([control('c'), control('h')], [Pressed::Interrupt, Pressed::Key(Key::Backspace)]);
+        assert_eq!(pressed(KeyCode::Char('G'), KeyModifiers::SHIFT), Pressed::Key(Key::Char('G')));
     }
 }
