@@ -1,7 +1,7 @@
 //! Functions that create, end and select contexts.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::driver;
 use crate::driver::functions::signatures;
@@ -22,9 +22,17 @@ struct Primary {
 }
 
 static PRIMARY: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
-/// Held during each retain and release of a primary context, and while the library notes it. Without this, a release during
-/// which another thread retains the context could not be distinguished from a release that ends it.
-static PRIMARY_CALLS: Mutex<()> = Mutex::new(());
+/// Held during each retain and release of a device's primary context, and while the library notes it. Without this, a release during
+/// which another thread retains the context could not be distinguished from a release that ends it. Each device has its own: the end of
+/// a context waits for its work, which may wait for a thread that retains another one.
+static PRIMARY_CALLS: [Mutex<()>; MAX_DEVICES] = [const { Mutex::new(()) }; MAX_DEVICES];
+/// Devices beyond this number share the locks of others.
+const MAX_DEVICES: usize = 64;
+
+/// Waits until no other thread is in such a call for this device.
+fn in_order(device: CUdevice) -> Option<MutexGuard<'static, ()>> {
+    PRIMARY_CALLS.get(device.unsigned_abs() as usize % MAX_DEVICES).map(lock)
+}
 /// Green contexts, and the contexts that stand for them.
 static GREEN: Mutex<Vec<(CUgreenCtx, Arc<Context>)>> = Mutex::new(Vec::new());
 
@@ -110,7 +118,7 @@ pub(crate) unsafe fn retain_primary(
     context: *mut CUcontext,
     device: CUdevice,
 ) -> CUresult {
-    let _order = lock(&PRIMARY_CALLS);
+    let _order = in_order(device);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(context, device) };
     if result == CUresult::SUCCESS && !context.is_null() {
@@ -246,7 +254,7 @@ pub(crate) unsafe fn release_primary(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { real(device) };
-    let _order = lock(&PRIMARY_CALLS);
+    let _order = in_order(device);
     let stays = lock(&PRIMARY).iter().any(|known| known.device == device && known.retained > 1);
     // A function without a hook may have retained it.
     let result = if stays { call() } else { end_primary(device, call, || driver::primary_is_active(device)) };
@@ -263,7 +271,7 @@ pub(crate) unsafe fn release_primary(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn reset_primary(real: signatures::cuDevicePrimaryCtxReset, device: CUdevice) -> CUresult {
-    let _order = lock(&PRIMARY_CALLS);
+    let _order = in_order(device);
     // SAFETY: the caller's argument.
     end_primary(device, || unsafe { real(device) }, || false)
 }
@@ -299,7 +307,7 @@ pub(crate) unsafe fn create_green(
     flags: c_uint,
 ) -> CUresult {
     // The function retains the primary context.
-    let _order = lock(&PRIMARY_CALLS);
+    let _order = in_order(device);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(place, description, device, flags) };
     if result == CUresult::SUCCESS && !place.is_null() {
@@ -326,7 +334,7 @@ pub(crate) unsafe fn destroy_green(real: signatures::cuGreenCtxDestroy, green: C
     };
     let known = take(&mut lock(&GREEN));
     let Some(context) = known else { return call() };
-    let _order = lock(&PRIMARY_CALLS);
+    let _order = in_order(context.device());
     let end_green = || {
         let (result, ended) = contexts::end(&context, call, || false);
         if ended {

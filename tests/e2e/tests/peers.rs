@@ -33,6 +33,17 @@ fn kernels_reach_the_memory_of_peers() {
 }
 
 #[test]
+fn a_context_of_one_card_ends_beside_a_thread_that_retains_another_ones() {
+    let run = |program: Program| {
+        program.start().finish().passed();
+    };
+    run(Program::guest(&World::simulated(CARDS), "retains_beside_reset", &[]).alone());
+    for memory in ["managed", "swap"] {
+        run(Program::guest(&World::with_memory(memory, CARDS), "retains_beside_reset", &[]));
+    }
+}
+
+#[test]
 fn access_that_is_said_to_be_there_is_there() {
     let world = World::with_memory("swap", CARDS);
     let held = format!("access:{}", world.dir().join("held").display());
