@@ -138,7 +138,9 @@ pub(super) fn free(allocation: &Arc<Allocation>, work: Work, call: &dyn Fn() -> 
             }
         }
     }
-    if stays_guessed(allocation) {
+    // A call that need not wait for its own memory frees that of others on its way, and waits for no look.
+    let is_looked_at = if work == Work::MayRun { stays_guessed(allocation) } else { is_guessed(allocation) };
+    if is_looked_at {
         leave(allocation, None);
         return Freed::Later;
     }
