@@ -468,10 +468,13 @@ pub(crate) fn close() {
     }
 }
 
-/// If the gate is closed: the number of this closed period. Two times with the same number have no opening in between.
+/// If the gate is closed: the number of this closed period. Two times with the same number have no opening in between. A gate that is
+/// [shut] is closed if it would be without that.
 pub(crate) fn closed_period() -> Option<u64> {
     let openings = OPENINGS.load(Ordering::SeqCst);
-    (STATE.load(Ordering::SeqCst) == CLOSED).then_some(openings)
+    let behind = lock(&SLEEP_LOCK);
+    let state = behind.unwrap_or_else(|| STATE.load(Ordering::SeqCst));
+    (state == CLOSED).then_some(openings)
 }
 
 /// Whether work in flight has to be bounded.
