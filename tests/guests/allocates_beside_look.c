@@ -2,7 +2,7 @@
    which frees that memory on its way, waits for no look. */
 #include "guest.h"
 #include <time.h>
-#define KEPT (64 * MIB)
+#define KEPT (448 * MIB)
 #define PART (2 * MIB)
 enum { PARTS = 200 };
 static uint64_t parts[PARTS];

@@ -330,7 +330,7 @@ impl CoreTask {
         self.core.set_tenant_bounds(Tenant::Job(job).number(), self.store.job(job), now);
     }
 
-    /// An epilog takes all settings of a job back, when its processes have ended. What administrators gave to one of its clients goes with
+    /// An epilog takes all settings of a job back, when its processes have ended. Words of administrators about its clients go with
     /// them: a job that is queued again has the same number.
     fn forget_ended_job(&mut self, job: u32, now: Time) {
         let tenant = Tenant::Job(job).number();

@@ -72,8 +72,8 @@ impl Groups {
     /// The user in whose slice of systemd the process is, if root made that.
     fn session_user(&self, maker: impl Fn(&str, &str) -> Option<u32>) -> Option<u32> {
         self.each().find_map(|(controllers, path)| {
-            let (group, user) = groups(path).filter_map(|group| Some((group, slice_user(group)?))).last()?;
-            (maker(controllers, group) == Some(0)).then_some(user)
+            let (slice, user) = groups(path).find_map(|group| Some((group, slice_user(group)?)))?;
+            (maker(controllers, slice) == Some(0)).then_some(user)
         })
     }
 

@@ -113,7 +113,7 @@ fn a_group_that_a_user_made_is_no_job() {
 fn a_job_that_is_queued_again_starts_without_words_about_its_clients() {
     for (node, job) in nodes("again").iter().zip([450, 460]) {
         let world = World::simulated(CARD);
-        let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+        let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
         let group = step(node, job, "step_0");
         let args = "--memory 64MiB --block 64MiB --kernel-us 1000";
         let first = group.workload(&world, "first", args).until_told().start();
@@ -121,9 +121,8 @@ fn a_job_that_is_queued_again_starts_without_words_about_its_clients() {
         let client = Scheduler::status(&world).client(first.pid()).client.to_string();
         ctl(&world, &["set-limit", &client, "--memory", "96MiB"]);
         ctl(&world, &["pause", &client]);
-        let pid = first.pid();
         drop(first);
-        Scheduler::until(&world, "it is gone", |status| status.find(pid).is_none());
+        scheduler.wait_for_log("is gone");
         let ended = script(&world, "epilog", &[("SLURM_JOB_ID", &job.to_string())], "", "");
         assert!(ended.status.success(), "{ended:?}");
         more(&world, &group, "second").intact();
