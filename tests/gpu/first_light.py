@@ -76,9 +76,11 @@ def two_decoders(tokens, tq):
     arguments = (24, 32768, tokens)
     native = Job("decode_job.py", "alone", *arguments).finish(100).result
     with Scheduler("--gpu-memory", "24GiB", "--tq", str(tq), log="info") as s:
+        alone = Job("decode_job.py", "under", *arguments, scheduler=s).finish(100).result
+        row(scenario="decoders", tokens=tokens, job="one alone", median_ms=alone["median_ms"], native_median_ms=native["median_ms"], of_native=round(alone["per_s"] / native["per_s"], 4))
         jobs, both = start_together(lambda go: [Job("decode_job.py", n, *arguments, scheduler=s, go=go, log=f"decoders-{tokens}-{n}.log") for n in "ab"])
         for job in jobs:
-            row(scenario="decoders", tokens=tokens, tq=tq, job=job.name, alone_per_s=native["per_s"], both_s=round(both, 2), in_sum_of_alone=round(2 * native["total_s"] / both, 4), max_ms=job.result["max_ms"], same_first_tokens=job.result["first"] == native["first"] != 0, **job.counted())
+            row(scenario="decoders", tokens=tokens, tq=tq, job=job.name, alone_per_s=native["per_s"], both_s=round(both, 2), in_sum_of_alone=round(2 * native["total_s"] / both, 4), median_ms=job.result["median_ms"], max_ms=job.result["max_ms"], same_first_tokens=job.result["first"] == native["first"] != 0, **job.counted())
 
 
 def ballast(pairs=5):
