@@ -41,6 +41,7 @@ impl Books {
             let remove = |gpu: &mut Gpu| gpu.remove_client(client, now, stays, now + grace);
             self.change_gpu(*uuid, remove);
             self.queue_with_watchers(*uuid);
+            self.look_for_those_that_wake(*uuid);
             kept_bytes = kept_bytes.saturating_add(stays);
         }
         if process_remains {

@@ -144,6 +144,7 @@ impl Books {
         let Some((kept, evict)) = answered else { return };
         if let Some((rate, took)) = evict {
             self.await_look(id);
+            self.look_for_those_that_wake(uuid);
             self.change_gpu(uuid, |gpu| {
                 gpu.cost.evict.record(took);
                 gpu.rates.evict = f64::midpoint(gpu.rates.evict, rate);

@@ -183,6 +183,10 @@ impl Books {
                 gpu.size.free = gpu.size.free.map(|free| free.saturating_sub(taken));
             }
         });
+        // What it has taken may have been seen already: the next one would wait for a look.
+        for uuid in self.state().gpus_used_by(id) {
+            self.look_for_those_that_wake(uuid);
+        }
         self.report_mut().info(format!("client {id} is awake again, after {:.3} s", took.as_secs_f64()));
         self.change_rest(id, |rest| rest.interrupt(now));
         self.follow_rest(id);

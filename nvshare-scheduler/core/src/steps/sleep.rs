@@ -191,6 +191,14 @@ impl Books {
         }
     }
 
+    /// Has a GPU measured of which memory has just become free, where a client waits for it to come back: it does not until somebody has
+    /// seen that the memory is free.
+    pub(crate) fn look_for_those_that_wake(&mut self, uuid: GpuUuid) {
+        if self.state().gpu(uuid).is_some_and(|gpu| gpu.ledger.sleepers().first().is_some()) {
+            self.report_mut().measure(uuid);
+        }
+    }
+
     /// Waits for a look at a client that is to sleep and has given back all room that it can. It is not looked at while memory moves,
     /// and a look before that may have shown room that it did not use.
     pub(crate) fn await_look(&mut self, id: ClientId) {

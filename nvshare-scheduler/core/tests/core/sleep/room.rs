@@ -101,6 +101,7 @@ fn sleepers_come_back_one_by_one_and_only_when_there_is_room() {
     waits.append(&mut cards.table.say(1, ClientMessage::WakeWanted));
     waits.append(&mut cards.measure());
     assert_eq!(woken(&waits), [], "one comes back at a time");
+    cards.table.to_measure.clear();
     let sent = cards.awakes(2);
     cards.assert_all_fit();
     assert_eq!(woken(&sent), [], "there is no room for another one");
@@ -108,7 +109,10 @@ fn sleepers_come_back_one_by_one_and_only_when_there_is_room() {
         *client == 4 && matches!(message, SchedulerMessage::Evict(_))
     };
     assert!(waits.iter().any(evicts), "the neighbour is idle, and what it has leaves: {waits:?}");
+    assert_eq!(cards.table.to_measure, [gpu(0)], "the next one would wait for a look");
+    cards.table.to_measure.clear();
     assert_eq!(woken(&cards.table.give_back(waits)), [], "nobody has seen that memory is free");
+    assert_eq!(cards.table.to_measure, [gpu(0)], "it is looked at once");
     let mut sent = cards.measure();
     assert_eq!(woken(&sent), [3], "the first that wanted it");
     sent.append(&mut cards.awakes(3));
