@@ -137,6 +137,7 @@ pub(crate) unsafe fn retain_primary(
 /// Forgets everything that was in a context.
 fn gone(context: &Arc<Context>) {
     streams::forget_context(context);
+    gate::forget_context(context);
     captures::forget_context(context);
     arrays::forget_context(context);
     deferred_free::forget_context(context);

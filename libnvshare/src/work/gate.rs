@@ -18,7 +18,7 @@ mod stress;
 use std::cell::Cell;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use nvshare_client::launch_window::InFlight;
@@ -27,9 +27,10 @@ use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::lock::lock;
 use crate::process::{bell, lifecycle, threads};
+use crate::work::contexts::{self, Context};
 use crate::work::stream_key::StreamKey;
 use crate::work::streams::{self, Stream};
-use crate::work::{callbacks, captures, contexts, used_devices};
+use crate::work::{callbacks, captures, used_devices};
 use door::Entered;
 use fence::Fence;
 use sleepers::{Sleeper, Sleepers};
@@ -131,7 +132,7 @@ pub(crate) fn enter(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<
         }
         mine.step_out();
     }
-    enter_slowly(stream, mark, start)
+    enter_slowly(stream, mark, start, Call::Submits)
 }
 
 /// Steps out, after the driver's function has returned `result`.
@@ -189,6 +190,14 @@ fn leave_and_learn(slot: &'static Slot, stream: StreamKey, result: CUresult) {
     }
 }
 
+/// The effect of a call that passes the gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Submits,
+    /// It names addresses, and no work waits for it.
+    Names,
+}
+
 /// The state of the slot when a thread that is marked as inside makes another call.
 enum Inside {
     /// The call is made from inside another call, which is inside the gate for both.
@@ -199,7 +208,7 @@ enum Inside {
 
 #[cold]
 #[inline(never)]
-fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass, CUresult> {
+fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn(), call: Call) -> Result<Pass, CUresult> {
     let slot = slots::acquire();
     // SAFETY: slots live for ever.
     let Some(mine) = (unsafe { slot.as_ref() }) else {
@@ -230,7 +239,8 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass
                     return Err(error);
                 }
                 let known = mine.find(stream);
-                if state != OPEN
+                let is_bounded_here = state != OPEN && call == Call::Submits;
+                if is_bounded_here
                     && let Some(known) = known
                     && !known.launch_window.is_open()
                 {
@@ -243,7 +253,7 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass
                     door::leave(at_door);
                     let then = match known {
                         None => Then::Learn(stream),
-                        Some(known) if state != OPEN => Then::Count(known),
+                        Some(known) if is_bounded_here => Then::Count(known),
                         Some(_) => Then::Nothing,
                     };
                     return Ok(Pass { slot, then });
@@ -361,7 +371,7 @@ pub(crate) fn try_enter(mark: &FrameMark) -> Option<Pass> {
 /// As [`enter`], for the current context.
 pub(crate) fn enter_for_addresses(mark: &FrameMark, start: fn()) -> Result<Pass, CUresult> {
     if ADDRESSES_MAY_BE_EMPTY.load(Ordering::Relaxed) {
-        return enter(StreamKey::LEGACY, mark, start);
+        return enter_slowly(StreamKey::LEGACY, mark, start, Call::Names);
     }
     Ok(Pass { slot: ptr::null(), then: Then::LeaveDoor(door::enter()) })
 }
@@ -490,6 +500,11 @@ pub(crate) fn nobody_inside() -> bool {
 /// Notes that the session looks at the sleeping threads. The next thread that comes rings the bell again.
 pub(crate) fn forget_request() {
     REQUESTED.store(false, Ordering::SeqCst);
+}
+
+/// Forgets the launches of a context that has ended.
+pub(crate) fn forget_context(context: &Arc<Context>) {
+    slots::all().for_each(|slot| slot.own().launch_window.forget_context(context));
 }
 
 /// Whether any thread sleeps at the gate.

@@ -5,11 +5,12 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nvshare_client::launch_window::{FIRST_STRIDE, MARKS, MAX_PATIENCE, next_patience, next_stride};
 
+use super::contexts::Context;
 use super::event::Event;
 use crate::process::lock::lock;
 
@@ -18,17 +19,22 @@ const fn micros(patience: Duration) -> u32 {
     patience.as_micros() as u32
 }
 
-/// The launch window of one stream.
+/// An event behind a launch, and when it was recorded.
+type Mark = (Arc<Event>, Instant);
+
+/// The launch window of one stream. Streams that have one name in all contexts, such as the legacy one, have one window: marks of each
+/// context are counted, and asked about, by themselves. The driver may answer about another context only when a thread goes on there
+/// that waits for this one.
 #[derive(Debug)]
 pub(crate) struct LaunchWindow {
     stride: AtomicU32,
     since_mark: AtomicU32,
-    /// The number of marks in the list, which can be read without the lock.
+    /// The largest number of marks of one context, which can be read without the lock.
     count: AtomicU32,
     /// How long the next launch waits for the oldest, in microseconds.
     patience: AtomicU32,
-    /// Events behind launches, oldest first, and when they were recorded.
-    marks: Mutex<VecDeque<(Event, Instant)>>,
+    /// Oldest first.
+    marks: Mutex<VecDeque<Mark>>,
 }
 
 impl LaunchWindow {
@@ -42,11 +48,20 @@ impl LaunchWindow {
         }
     }
 
-    fn marks(&self) -> MutexGuard<'_, VecDeque<(Event, Instant)>> {
+    fn marks(&self) -> MutexGuard<'_, VecDeque<Mark>> {
         lock(&self.marks)
     }
 
-    /// Whether another launch may be made without waiting.
+    /// Counts anew, after a change.
+    fn count(&self, marks: &VecDeque<Mark>) {
+        let of_context = |(one, _): &Mark| {
+            marks.iter().filter(|(other, _)| Arc::ptr_eq(one.context(), other.context())).count()
+        };
+        let most = marks.iter().map(of_context).max().unwrap_or(0);
+        self.count.store(most as u32, Ordering::Relaxed);
+    }
+
+    /// Whether another launch may be made without waiting, in any context.
     #[inline(always)]
     pub(crate) fn is_open(&self) -> bool {
         self.count.load(Ordering::Relaxed) < MARKS
@@ -61,34 +76,44 @@ impl LaunchWindow {
         since >= self.stride.load(Ordering::Relaxed)
     }
 
-    /// Records the mark that is due, by `record`.
-    pub(crate) fn mark(&self, record: impl FnOnce() -> Option<Event>) {
+    /// Records the mark that is due, by `record`. `is_own`: whether a mark is of the context of the launch.
+    pub(crate) fn mark(&self, is_own: impl Fn(&Event) -> bool, record: impl FnOnce() -> Option<Event>) {
         self.since_mark.store(0, Ordering::Relaxed);
-        if self.is_open()
+        let own = self.marks().iter().filter(|(event, _)| is_own(event)).count();
+        if own < MARKS as usize
             && let Some(event) = record()
         {
             let mut marks = self.marks();
-            marks.push_back((event, Instant::now()));
-            self.count.store(marks.len() as u32, Ordering::Relaxed);
+            marks.push_back((Arc::new(event), Instant::now()));
+            self.count(&marks);
         }
     }
 
-    /// Removes complete marks. Returns whether the window is open now.
-    pub(crate) fn look(&self) -> bool {
-        let mut marks = self.marks();
-        let mut full = marks.len() >= MARKS as usize;
-        while let Some((event, recorded)) = marks.front()
-            && event.is_complete()
-        {
-            if std::mem::take(&mut full) {
+    /// Removes complete marks of the launch's context. Returns whether the window is open for it now. The driver is asked without
+    /// the lock, for which threads of other contexts wait as well.
+    pub(crate) fn look(&self, is_own: impl Fn(&Event) -> bool) -> bool {
+        let own = || -> (Option<Mark>, usize) {
+            let marks = self.marks();
+            let mut own = marks.iter().filter(|(event, _)| is_own(event));
+            let oldest = own.next().cloned();
+            (oldest, own.count() + 1)
+        };
+        let mut is_first = true;
+        loop {
+            let (Some((event, recorded)), count) = own() else { return true };
+            let is_full = count >= MARKS as usize;
+            if !event.is_complete() {
+                return !is_full;
+            }
+            if std::mem::take(&mut is_first) && is_full {
                 let stride = self.stride.load(Ordering::Relaxed);
                 self.stride.store(next_stride(stride, recorded.elapsed()), Ordering::Relaxed);
             }
-            marks.pop_front();
             self.patience.store(micros(MAX_PATIENCE), Ordering::Relaxed);
+            let mut marks = self.marks();
+            marks.retain(|(other, _)| !Arc::ptr_eq(other, &event));
+            self.count(&marks);
         }
-        self.count.store(marks.len() as u32, Ordering::Relaxed);
-        marks.len() < MARKS as usize
     }
 
     /// How long a launch waits for the oldest mark.
@@ -99,6 +124,13 @@ impl LaunchWindow {
     /// Notes that a launch has waited in vain and is made nevertheless.
     pub(crate) fn gave_up(&self) {
         self.patience.store(micros(next_patience(self.patience())), Ordering::Relaxed);
+    }
+
+    /// Forgets the marks of a context that has ended: no thread asks about them any more.
+    pub(crate) fn forget_context(&self, context: &Arc<Context>) {
+        let mut marks = self.marks();
+        marks.retain(|(event, _)| !Arc::ptr_eq(event.context(), context));
+        self.count(&marks);
     }
 
     /// Starts anew, for another stream.
@@ -130,7 +162,7 @@ mod tests {
         let mut marks = 0;
         for _ in 0..12 {
             if window.launched() {
-                window.mark(|| None);
+                window.mark(|_| true, || None);
                 marks += 1;
             }
         }

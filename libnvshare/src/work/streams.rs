@@ -82,9 +82,10 @@ impl Stream {
         /// Behind the oldest mark, the others are in flight.
         const PACE: Pace = Pace { part: 8, most: Duration::from_micros(500) };
         let _relaxed = Relaxed::begin();
+        let current = contexts::current();
         let begin = Instant::now();
         while are_bounded() && !lifecycle::is_exiting() && !captures::is_capturing(self.key) {
-            if self.launch_window.look() {
+            if self.launch_window.look(|mark| self.is_in(mark.context(), current.as_ref())) {
                 return;
             }
             if begin.elapsed() >= self.launch_window.patience() {
@@ -95,13 +96,22 @@ impl Stream {
         }
     }
 
+    /// Whether the stream is in this context, for a thread with that current context. A stream that was created is in one context, and a default
+    /// stream in each.
+    fn is_in(&self, context: &Arc<Context>, current: Option<&Arc<Context>>) -> bool {
+        let is_default = self.key == StreamKey::LEGACY || self.key.is_per_thread();
+        !is_default || current.is_some_and(|current| Arc::ptr_eq(current, context))
+    }
+
     /// Records a mark behind the launch that the calling thread has just made on the stream.
     pub(crate) fn mark(&self) {
-        self.launch_window.mark(|| {
+        let current = contexts::current();
+        let is_own = |mark: &Event| self.is_in(mark.context(), current.as_ref());
+        self.launch_window.mark(is_own, || {
             if captures::is_capturing(self.key) {
                 return None;
             }
-            let context = contexts::current()?;
+            let context = current.clone()?;
             let _relaxed = Relaxed::begin();
             if self.key != StreamKey::LEGACY {
                 let of_stream = driver::context_of(self.key.handle()).ok()?;
@@ -292,6 +302,7 @@ pub(crate) fn orphans_of(context: &Arc<Context>) -> Vec<Arc<Event>> {
 /// Notes that the streams of a context have ended with it.
 pub(crate) fn forget_context(context: &Arc<Context>) {
     lock(&ORPHANS).retain(|event| !Arc::ptr_eq(event.context(), context));
+    LEGACY.launch_window.forget_context(context);
     for stream in streams() {
         // The lock is held, since a new stream may be beginning at this address.
         let about = stream.about();

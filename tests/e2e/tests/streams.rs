@@ -24,6 +24,7 @@ nvshare_harness::with_both_memories! {
     a_stream_ends_beside_a_full_queue_of_another_context
     a_stream_ends_while_a_capture_is_about_to_begin
     a_capture_begins_beside_a_full_queue_of_another_context
+    a_launch_waits_for_no_launches_of_another_context
     a_primary_context_ends_with_the_green_one_that_outlived_its_release
     a_capture_that_stays_open_is_not_looked_into
     looks_at_contexts_that_fail
@@ -190,6 +191,36 @@ fn an_allocation_that_can_never_be_is_refused_beside_frees(memory: &str) {
     // Each try writes a line: one at first, one when memory is free that was not, and few more where the frees come one by one.
     let tries = guest.log.matches("an allocation of 4194304 MiB is refused").count();
     assert!((ROUNDS..=4 * ROUNDS).contains(&tries), "{tries}");
+}
+
+fn a_launch_waits_for_no_launches_of_another_context(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "300"]);
+    let files = ["ONE", "TWO", "THREE"].map(|name| (name, world.dir().join(name)));
+    let guest = Program::guest(&world, "window_beside_full", &[]);
+    let guest = files.iter().fold(guest, |guest, (name, file)| guest.env(name, &file.to_string_lossy()));
+    let guest = guest.start();
+    let until = |says: &str, waiters: &str, count: usize| {
+        wait_until(says, || {
+            assert!(guest.lives(), "{}", guest.log());
+            guest.out().ends_with(says) && guest.log().matches(waiters).count() >= count
+        });
+    };
+    let waits =
+        || Program::workload(&world, "waits", "--memory 640MiB --block 64MiB --steps 1").until_told().start();
+    until("ready\n", "", 0);
+    let first = waits();
+    until("ready\n", "received Waiters { waiting: true }", 1);
+    std::fs::write(&files[0].1, "").expect("a file");
+    until("launched\n", "", 0);
+    drop(first);
+    until("launched\n", "received Waiters { waiting: false }", 1);
+    std::fs::write(&files[1].1, "").expect("a file");
+    until("full\n", "", 0);
+    let _second = waits();
+    until("full\n", "received Waiters { waiting: true }", 2);
+    std::fs::write(&files[2].1, "").expect("a file");
+    guest.finish().passed();
 }
 
 fn a_capture_begins_beside_a_full_queue_of_another_context(memory: &str) {
