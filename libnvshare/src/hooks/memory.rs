@@ -81,7 +81,7 @@ fn free_unused(context: &Context, base: CUdeviceptr) {
 }
 
 /// The pitch that the driver chooses for a width. The first call allocates a single row to find out; the result is kept. `None`: the list
-/// of known pitches is full.
+/// of known pitches is full, or so is the card at this moment.
 fn pitch_of(
     real: signatures::cuMemAllocPitch_v2,
     device: &Device,
@@ -101,7 +101,11 @@ fn pitch_of(
     }
     let (mut row, mut pitch) = (0, 0);
     // SAFETY: places for both answers, and values.
-    unsafe { real(&raw mut row, &raw mut pitch, width, 1, element) }.ok()?;
+    match unsafe { real(&raw mut row, &raw mut pitch, width, 1, element) } {
+        // The memory itself is admitted in its own way.
+        CUresult::OUT_OF_MEMORY => return Ok(None),
+        result => result.ok()?,
+    }
     free_unused(context, row);
     known().insert(key, pitch);
     Ok(Some(pitch))

@@ -14,6 +14,8 @@ use crate::process::{lifecycle, threads};
 const REST_COMES: Duration = Duration::from_millis(500);
 /// Between two looks for it.
 const LOOK: Duration = Duration::from_millis(5);
+/// An event behind complete work is complete after this time at most: each try waits for that, though a thread is kept out.
+const EVENT_COMES: Duration = Duration::from_millis(1);
 
 /// Held by the thread that has shut the gate.
 static SHUTS: Mutex<()> = Mutex::new(());
@@ -82,7 +84,7 @@ pub(crate) fn make_at_rest<T>(keeps_out: Duration, call: impl FnOnce() -> T) -> 
         wait_for_submitted_work(until);
         let now = Instant::now();
         let is_last = now >= until || lifecycle::is_exiting();
-        let left = if is_last { keeps_out } else { Duration::ZERO };
+        let left = if is_last { keeps_out.max(EVENT_COMES) } else { EVENT_COMES };
         if let Ok(_alone) = SHUTS.try_lock() {
             gate::shut();
             let _shut = Shut;

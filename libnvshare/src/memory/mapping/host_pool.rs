@@ -250,7 +250,7 @@ impl HostPool {
             return Err(NoSlots::Gone);
         }
         let wanted = wanted.next_multiple_of(GRANULE);
-        let from_scheduler = match supply::ask(wanted) {
+        let from_scheduler = match supply::ask(to_ask_for(wanted, self.bytes())) {
             Supplied::Segment(segment, file) => Segment::map_from_scheduler(segment, &file),
             Supplied::Refused => {
                 static MORE: ThrottledLine = ThrottledLine::new(log::warn);
@@ -408,6 +408,14 @@ fn log_refused(bytes: u64, error: CUresult) {
     }
 }
 
+/// The bytes that a pool of this size asks the scheduler for, if it lacks some. An owner may have few of the scheduler's segments, however
+/// small they are, and evictions lack a little at a time. So a pool that has much asks for more.
+const fn to_ask_for(lacking: u64, has: u64) -> u64 {
+    let part = (has / 8).next_multiple_of(GRANULE);
+    let wanted = if lacking > part { lacking } else { part };
+    wanted.next_multiple_of(GRANULE)
+}
+
 /// Grows the pool of a context to `bytes`, ahead of its use.
 pub(in crate::memory) fn grow_ahead(context: &Arc<Context>, target: u64) {
     let pool = of(context);
@@ -425,6 +433,17 @@ mod tests {
     use super::*;
 
     const G: usize = GRANULE as usize;
+
+    #[test]
+    fn a_few_hundred_segments_hold_much_however_little_is_lacking_at_a_time() {
+        let (mut has, mut segments) = (0, 0);
+        while has < 64 << 30 {
+            has += to_ask_for(GRANULE, has).min(SEGMENT);
+            segments += 1;
+        }
+        assert!(segments < 400, "{segments}");
+        assert_eq!([to_ask_for(3, 0), to_ask_for(5 * GRANULE, 8 * GRANULE)], [GRANULE, 5 * GRANULE]);
+    }
 
     #[test]
     fn parts_that_touch_become_one_and_few_parts_are_taken() {
