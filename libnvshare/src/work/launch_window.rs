@@ -22,9 +22,9 @@ const fn micros(patience: Duration) -> u32 {
 /// An event behind a launch, and when it was recorded.
 type Mark = (Arc<Event>, Instant);
 
-/// The launch window of one stream. Streams that have one name in all contexts, such as the legacy one, have one window: marks of each
-/// context are counted, and asked about, by themselves. The driver may answer about another context only when a thread goes on there
-/// that waits for this one.
+/// The launch window of one stream. The legacy stream is one in all contexts, and so is a thread's own. Marks of each context are counted
+/// and asked about by themselves. The driver may answer about another context only when a thread goes on there that waits for this
+/// one.
 #[derive(Debug)]
 pub(crate) struct LaunchWindow {
     stride: AtomicU32,

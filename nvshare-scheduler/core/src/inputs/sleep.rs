@@ -183,7 +183,7 @@ impl Books {
                 gpu.size.free = gpu.size.free.map(|free| free.saturating_sub(taken));
             }
         });
-        // What it has taken may have been seen already: the next one would wait for a look.
+        // A look may have seen already that it took this memory: the next one would wait for another look.
         for uuid in self.state().gpus_used_by(id) {
             self.look_for_those_that_wake(uuid);
         }
