@@ -41,7 +41,10 @@ impl Books {
             let remove = |gpu: &mut Gpu| gpu.remove_client(client, now, stays, now + grace);
             self.change_gpu(*uuid, remove);
             self.queue_with_watchers(*uuid);
-            self.look_for_those_that_wake(*uuid);
+            // Memory of a process that has not ended yet is not free.
+            if !process_remains {
+                self.look_for_those_that_wake(*uuid);
+            }
             kept_bytes = kept_bytes.saturating_add(stays);
         }
         if process_remains {

@@ -86,7 +86,7 @@ impl Books {
                 account.record_measurement(listed, memory, holds_still, asked_at);
             }
             let seen_now = seen.filter(|_| !was_away);
-            let unseen = seen_now.map_or(0, |seen| account.uncharge_unseen(seen, memory));
+            let unseen = seen_now.map_or(0, |seen| account.uncharge_unseen(seen, memory, asked_at));
             size.overhead += if is_off_card { 0 } else { account.overhead() };
             // The client may have used all the room that it was given by now.
             size.largest = size.largest.max(account.wanted()).max(account.room);

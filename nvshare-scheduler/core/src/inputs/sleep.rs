@@ -113,6 +113,9 @@ impl Books {
             gpu.size.overhead = gpu.size.overhead.saturating_sub(account.overhead());
             account.keep_most_seen(listed);
         });
+        for uuid in self.state().gpus_used_by(id) {
+            self.look_for_those_that_wake(uuid);
+        }
         let needs = self.state().needs_to_return(id);
         self.emit_with(EventKind::Asleep, id, Some(needs), took);
         self.report_mut().info(format!("client {id} is asleep: its process is off the card"));

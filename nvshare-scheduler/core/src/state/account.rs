@@ -67,6 +67,8 @@ pub(crate) struct Unevictable {
 pub(crate) const MAX_OVERHEAD: u64 = 4 * GIB;
 /// Overhead is counted in steps, so that a single loaded module changes nothing.
 const OVERHEAD_STEP: u64 = 64 * MIB;
+/// Two looks at memory that NVML does not see are this far apart at least.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 /// More memory than any GPU or host has: values that clients report are cut to it, so that sums do not
 /// overflow.
 pub(crate) const MAX_BYTES: u64 = 1 << 50;
@@ -118,6 +120,8 @@ pub(crate) struct Account {
     is_more: bool,
     /// Bytes that the client reported and that were not measured, at the same looks.
     unseen: [u64; 2],
+    /// When the last of these looks was.
+    unseen_at: Option<Time>,
 }
 
 /// How fast memory is moved, in bytes per second.
@@ -179,6 +183,7 @@ impl Account {
             is_listed: false,
             is_more: false,
             unseen: [0; 2],
+            unseen_at: None,
         };
         account.set_usage(usage);
         account
@@ -276,12 +281,19 @@ impl Account {
 
     /// Charges no more for memory that the client reports and NVML does not see: NVML sees all plain memory
     /// of a process. An allocation may have been made or freed around the look, so two looks in a row are
-    /// needed. Returns the bytes that are charged no more.
-    pub(crate) fn uncharge_unseen(&mut self, seen: u64, memory: MemoryMode) -> u64 {
+    /// needed, some time apart. Returns the bytes that are charged no more.
+    pub(crate) fn uncharge_unseen(&mut self, seen: u64, memory: MemoryMode, asked_at: Time) -> u64 {
         if memory != MemoryMode::Off {
             return 0;
         }
-        self.unseen = [self.resident().saturating_sub(seen), self.unseen[0]];
+        let now = self.resident().saturating_sub(seen);
+        // Two looks within one allocation count as one.
+        if self.unseen_at.is_some_and(|last| asked_at < last + BETWEEN_LOOKS) {
+            self.unseen[0] = self.unseen[0].min(now);
+            return 0;
+        }
+        self.unseen_at = Some(asked_at);
+        self.unseen = [now, self.unseen[0]];
         let unseen = self.unseen[0].min(self.unseen[1]);
         if unseen < OVERHEAD_STEP {
             return 0;

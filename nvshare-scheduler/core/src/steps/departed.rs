@@ -19,6 +19,7 @@ impl Books {
         let gone = self.change_gpu(uuid, |gpu| gpu.forget_departed(which)).unwrap_or_default();
         if !gone.is_empty() {
             self.queue_with_watchers(uuid);
+            self.look_for_those_that_wake(uuid);
         }
         for (id, departed) in &gone {
             self.report_mut().emit_on(EventKind::Ended, *id, uuid, departed.bytes);
