@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use nvshare_admin::Error;
 use nvshare_proto::{AdminRequest, Occupant, SeatName, Slot, ThrottledLine};
 use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
@@ -251,13 +252,15 @@ pub async fn tell(
                     let now = held.look(&listed);
                     let mut known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
                     let seats = if known.is_none() { host.seats().await } else { Vec::new() };
-                    let mut news = set_free(known.as_mut(), &free);
-                    news.extend(changes(known.as_ref(), now, &seats));
-                    told = match send(&host, news).await {
-                        Ok(()) => {
-                            free.clear();
-                            Some((run, now.clone()))
-                        }
+                    let freed = send(&host, set_free(known.as_mut(), &free)).await;
+                    // A seat is set free once: a scheduler that refuses has done it, and cannot keep it.
+                    if matches!(freed, Ok(()) | Err(Error::Refused(_))) {
+                        free.clear();
+                    }
+                    let changes = changes(known.as_ref(), now, &seats);
+                    let sent = if free.is_empty() { send(&host, changes).await } else { freed };
+                    told = match sent {
+                        Ok(()) => Some((run, now.clone())),
                         Err(error) => {
                             NOT_TOLD.say(format_args!(
                                 "the scheduler is not told which pods have seats: {error}"
@@ -322,7 +325,7 @@ async fn recorded(host: &Arc<Host>) -> Occupants {
     seats.into_iter().filter_map(|seat| Some((seat.name, seat.occupant?))).collect()
 }
 
-async fn send(host: &Arc<Host>, changes: Vec<Change>) -> Result<(), String> {
+async fn send(host: &Arc<Host>, changes: Vec<Change>) -> Result<(), Error> {
     if changes.is_empty() {
         return Ok(());
     }
@@ -332,8 +335,7 @@ async fn send(host: &Arc<Host>, changes: Vec<Change>) -> Result<(), String> {
             .chunks(MAX_PODS_NAMED)
             .try_for_each(|some| host.scheduler.change(AdminRequest::OccupySeats(some.to_vec())).map(drop))
     };
-    let sent = spawn_blocking(send).await.map_err(|error| error.to_string())?;
-    sent.map_err(|error| error.to_string())
+    spawn_blocking(send).await.unwrap_or_else(|error| Err(Error::Refused(error.to_string())))
 }
 
 #[cfg(test)]

@@ -89,11 +89,9 @@ impl Place {
 
     /// Another container has the seat, or none. A client may come before its container is named: it counts for the next one.
     fn give(&mut self, occupant: Option<Occupant>) {
-        self.record.came = match (&self.record.occupant, &occupant) {
-            (None, _) => self.record.came,
-            (Some(_), None) => false,
-            (Some(_), Some(_)) => self.inside > 0,
-        };
+        if self.record.occupant.is_some() {
+            self.record.came = self.inside > 0;
+        }
         self.passed_on |= self.record.occupant.is_some();
         self.record.occupant = occupant;
     }

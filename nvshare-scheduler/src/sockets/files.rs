@@ -6,9 +6,8 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt,
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, listen, socket_with};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 
 /// A socket cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -277,12 +276,14 @@ fn link(fresh: &Path, stale: &Path, path: &Path) -> Result<bool, Error> {
 fn listener_at(path: &Path) -> Option<String> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
-    match connect(&socket, &SocketAddrUnix::new(path).ok()?) {
-        Ok(()) => socket_peercred(&socket).ok().map(|peer| peer.pid.as_raw_pid().to_string()),
+    let pid = match connect(&socket, &SocketAddrUnix::new(path).ok()?) {
+        Ok(()) => UnixStream::from_std(socket.into()).ok().and_then(|stream| stream.peer_cred().ok()?.pid()),
         Err(Errno::AGAIN) => None,
         Err(_) => return None,
-    }
-    .or_else(|| Some("unknown".to_owned()))
+    };
+    // A process of another namespace has the number 0.
+    let known = pid.filter(|&pid| pid > 0).map(|pid| pid.to_string());
+    Some(known.unwrap_or_else(|| "unknown".to_owned()))
 }
 
 /// Locks the file in a folder that names the scheduler's process: of two schedulers that start at the same
