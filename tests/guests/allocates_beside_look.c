@@ -3,9 +3,10 @@
 #include "guest.h"
 #include <time.h>
 #define KEPT (448 * MIB)
-#define PART (2 * MIB)
-enum { PARTS = 200 };
-static uint64_t parts[PARTS];
+/* With an argument, parts that share blocks of 2 MiB. */
+#define BYTES (400 * MIB)
+static size_t part = 2 * MIB;
+static uint64_t parts[400];
 static volatile int freed;
 static double seconds(void) {
     struct timespec now;
@@ -19,24 +20,26 @@ static void *frees(void *held) {
     CHECK(FN(cuCtxSetCurrent)(context));
     CHECK(FN(cuStreamCreate)(&stream, 1));
     while (access(waits, F_OK)) usleep(1000);
-    for (int i = 0; i < PARTS; i++) CHECK(FN(cuMemFreeAsync)(parts[i], stream));
+    for (size_t i = 0; i < BYTES / part; i++) CHECK(FN(cuMemFreeAsync)(parts[i], stream));
     double begin = seconds();
     alloc(4096);
     printf("took %.3f s\n", seconds() - begin);
-    /* One wait of 50 ms for each part would be ten. */
+    /* One wait of 50 ms for each of 200 blocks would be ten. */
     EXPECT(seconds() - begin < 5);
     CHECK(unlink(held));
     freed = 1;
     return NULL;
 }
-int main(void) {
+int main(int argc, char **argv) {
+    (void)argv;
+    if (argc > 1) part = MIB;
     pthread_t thread;
     char *held = held_file();
     EXPECT(held);
     start();
     load_kernel();
     uint64_t kept = alloc(KEPT);
-    for (int i = 0; i < PARTS; i++) CHECK(launch(parts[i] = alloc(PART), PART / 4, 1, NULL));
+    for (size_t i = 0; i < BYTES / part; i++) CHECK(launch(parts[i] = alloc(part), part / 4, 1, NULL));
     CHECK(FN(cuCtxSynchronize)());
     fclose(fopen(held, "w"));
     puts("ready");

@@ -129,13 +129,21 @@ impl LaunchWindow {
     /// Forgets the marks of a context that has ended: no thread asks about them any more.
     pub(crate) fn forget_context(&self, context: &Arc<Context>) {
         let mut marks = self.marks();
-        marks.retain(|(event, _)| !Arc::ptr_eq(event.context(), context));
+        let (gone, left) = std::mem::take(&mut *marks)
+            .into_iter()
+            .partition::<VecDeque<Mark>, _>(|(event, _)| Arc::ptr_eq(event.context(), context));
+        *marks = left;
         self.count(&marks);
+        // Without the lock, as the driver may be asked to end an event.
+        drop(marks);
+        drop(gone);
     }
 
     /// Starts anew, for another stream.
     pub(crate) fn reset(&self) {
-        self.marks().clear();
+        let gone = std::mem::take(&mut *self.marks());
+        // Without the lock, as the driver may be asked to end an event.
+        drop(gone);
         self.count.store(0, Ordering::Relaxed);
         self.since_mark.store(0, Ordering::Relaxed);
         self.stride.store(FIRST_STRIDE, Ordering::Relaxed);

@@ -250,7 +250,12 @@ impl HostPool {
             return Err(NoSlots::Gone);
         }
         let wanted = wanted.next_multiple_of(GRANULE);
-        let from_scheduler = match supply::ask(to_ask_for(wanted, self.bytes())) {
+        let asked = to_ask_for(wanted, self.bytes());
+        let supplied = match supply::ask(asked) {
+            Supplied::Refused if asked > wanted => supply::ask(wanted),
+            supplied => supplied,
+        };
+        let from_scheduler = match supplied {
             Supplied::Segment(segment, file) => Segment::map_from_scheduler(segment, &file),
             Supplied::Refused => {
                 static MORE: ThrottledLine = ThrottledLine::new(log::warn);
@@ -411,7 +416,7 @@ fn log_refused(bytes: u64, error: CUresult) {
 /// The bytes that a pool of this size asks the scheduler for, if it lacks some. An owner may have few of the scheduler's segments, however
 /// small they are, and evictions lack a little at a time. So a pool that has much asks for more.
 const fn to_ask_for(lacking: u64, has: u64) -> u64 {
-    let part = (has / 8).next_multiple_of(GRANULE);
+    let part = if has / 8 < SEGMENT { has / 8 } else { SEGMENT };
     let wanted = if lacking > part { lacking } else { part };
     wanted.next_multiple_of(GRANULE)
 }
@@ -438,7 +443,7 @@ mod tests {
     fn a_few_hundred_segments_hold_much_however_little_is_lacking_at_a_time() {
         let (mut has, mut segments) = (0, 0);
         while has < 64 << 30 {
-            has += to_ask_for(GRANULE, has).min(SEGMENT);
+            has += to_ask_for(GRANULE, has);
             segments += 1;
         }
         assert!(segments < 400, "{segments}");

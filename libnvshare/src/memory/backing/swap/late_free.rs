@@ -88,6 +88,12 @@ fn is_away(allocation: &Allocation) -> bool {
     mapped.as_ref().is_some_and(Mapped::is_away)
 }
 
+/// Whether somebody looks at an allocation that leaves. A call of the program that frees it on its way, its work complete, does not wait
+/// for that. All others wait a moment.
+fn is_looked_at(allocation: &Allocation, work: Work) -> bool {
+    if work == Work::MayRun || threads::is_own() { stays_guessed(allocation) } else { is_guessed(allocation) }
+}
+
 /// Waits a moment until nobody looks at an allocation that leaves. Returns whether somebody still does.
 fn stays_guessed(allocation: &Allocation) -> bool {
     let begin = Instant::now();
@@ -102,7 +108,7 @@ fn stays_guessed(allocation: &Allocation) -> bool {
 
 /// Ends an allocation whose work is complete, and that nobody looks at. Returns the slab that has ended with it, and is off
 /// the list.
-fn end(allocation: &Allocation) -> Option<Arc<Allocation>> {
+fn end(allocation: &Allocation, work: Work) -> Option<Arc<Allocation>> {
     end_chunks(allocation);
     let slab = slabs::give_back(allocation, allocation.part.as_ref()?)?;
     // If its context ends at the same time, it ends there.
@@ -110,7 +116,7 @@ fn end(allocation: &Allocation) -> Option<Arc<Allocation>> {
         return None;
     }
     slab.set_leaving(true);
-    if stays_guessed(&slab) {
+    if is_looked_at(&slab, work) {
         leave(&slab, None);
         return None;
     }
@@ -138,13 +144,11 @@ pub(super) fn free(allocation: &Arc<Allocation>, work: Work, call: &dyn Fn() -> 
             }
         }
     }
-    // A call that need not wait for its own memory frees that of others on its way, and waits for no look.
-    let is_looked_at = if work == Work::MayRun { stays_guessed(allocation) } else { is_guessed(allocation) };
-    if is_looked_at {
+    if is_looked_at(allocation, work) {
         leave(allocation, None);
         return Freed::Later;
     }
-    end(allocation).map_or(Freed::Now, Freed::WithSlab)
+    end(allocation, work).map_or(Freed::Now, Freed::WithSlab)
 }
 
 /// Whether allocations wait to be freed.
@@ -164,7 +168,7 @@ pub(super) fn finish(asked: &dyn Fn(&Context) -> bool, ended: &mut dyn FnMut(&Ar
         // An eviction that finds it charged, and not on the list, waits.
         let _under_way = devices::get(over.allocation.device).map(Device::begin_change);
         if let Some(_taken) = over.take() {
-            let slab = end(&over.allocation);
+            let slab = end(&over.allocation, Work::Complete);
             [Some(&over.allocation), slab.as_ref()].into_iter().flatten().for_each(&mut *ended);
         }
     }
