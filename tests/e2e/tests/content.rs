@@ -311,22 +311,23 @@ fn a_reset_takes_the_kernel_and_all_copies_along() {
 
 #[test]
 fn a_free_does_not_wait_for_a_look_beside_the_programs_work() {
-    beside_a_look("frees_beside_look", &[]);
+    beside_a_look(&[]);
 }
 
 #[test]
 fn an_allocation_waits_for_no_look_at_memory_that_is_freed_on_its_way() {
-    beside_a_look("allocates_beside_look", &[]);
-    beside_a_look("allocates_beside_look", &["small"]);
+    beside_a_look(&["2"]);
+    beside_a_look(&["1"]);
 }
 
-/// Runs a guest that frees memory while a look at it is held up, and then goes on in turns with another program.
-fn beside_a_look(guest: &str, arguments: &[&str]) {
+/// A guest frees memory while a look at it is held up, and then goes on in turns with another program.
+fn beside_a_look(arguments: &[&str]) {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "300"]);
     // A look is held up before the kernel is in its stream: no work of the device is in the way.
     let held = world.dir().join("held");
-    let guest = Program::guest(&world, guest, arguments).holds_up("look", &held).until_told().start();
+    let guest =
+        Program::guest(&world, "frees_beside_look", arguments).holds_up("look", &held).until_told().start();
     wait_until("the guest has its memory, and it can be looked at", || {
         assert!(guest.lives(), "{}", guest.log());
         guest.out().contains("ready") && guest.log().contains(LOADED)
