@@ -33,6 +33,7 @@ const MAX_DEVICES: usize = 64;
 fn in_order(device: CUdevice) -> Option<MutexGuard<'static, ()>> {
     PRIMARY_CALLS.get(device.unsigned_abs() as usize % MAX_DEVICES).map(lock)
 }
+
 /// Green contexts, and the contexts that stand for them.
 static GREEN: Mutex<Vec<(CUgreenCtx, Arc<Context>)>> = Mutex::new(Vec::new());
 
@@ -335,7 +336,8 @@ pub(crate) unsafe fn destroy_green(real: signatures::cuGreenCtxDestroy, green: C
     };
     let known = take(&mut lock(&GREEN));
     let Some(context) = known else { return call() };
-    let _order = in_order(context.device());
+    let device = context.device();
+    let _order = in_order(device);
     let end_green = || {
         let (result, ended) = contexts::end(&context, call, || false);
         if ended {
@@ -345,7 +347,6 @@ pub(crate) unsafe fn destroy_green(real: signatures::cuGreenCtxDestroy, green: C
         }
         result
     };
-    let device = context.device();
     let is_retained = lock(&PRIMARY).iter().any(|known| known.device == device && known.retained > 0);
     if is_retained {
         end_green()

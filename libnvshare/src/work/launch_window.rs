@@ -92,16 +92,11 @@ impl LaunchWindow {
     /// Removes complete marks of the launch's context. Returns whether the window is open for it now. The driver is asked without
     /// the lock, for which threads of other contexts wait as well.
     pub(crate) fn look(&self, is_own: impl Fn(&Event) -> bool) -> bool {
-        let own = || -> (Option<Mark>, usize) {
-            let marks = self.marks();
-            let mut own = marks.iter().filter(|(event, _)| is_own(event));
-            let oldest = own.next().cloned();
-            (oldest, own.count() + 1)
-        };
         let mut is_first = true;
         loop {
-            let (Some((event, recorded)), count) = own() else { return true };
-            let is_full = count >= MARKS as usize;
+            let own: Vec<Mark> = self.marks().iter().filter(|(event, _)| is_own(event)).cloned().collect();
+            let Some((event, recorded)) = own.first() else { return true };
+            let is_full = own.len() >= MARKS as usize;
             if !event.is_complete() {
                 return !is_full;
             }
@@ -111,7 +106,7 @@ impl LaunchWindow {
             }
             self.patience.store(micros(MAX_PATIENCE), Ordering::Relaxed);
             let mut marks = self.marks();
-            marks.retain(|(other, _)| !Arc::ptr_eq(other, &event));
+            marks.retain(|(other, _)| !Arc::ptr_eq(other, event));
             self.count(&marks);
         }
     }
