@@ -386,6 +386,28 @@ static void waits(void) {
     end_others(3);
 }
 
+/* A process opens memory that is away, and cannot come back: the card is lost to the process that it is of. */
+static void lost(void) {
+    struct handle handle;
+    const char *file = getenv("NVSIM_LOST");
+    struct order order = {OPEN, .flags = 1};
+    struct result result;
+    unsetenv("NVSIM_LOST");
+    begin_others(1);
+    setenv("NVSIM_LOST", file, 1);
+    start();
+    CHECK(give(&handle, filled(BYTES, 7)));
+    ASK(0, START);
+    struct result theirs = ASK(0, ALLOC, .bytes = 990 * MIB, .flags = 5);
+    CHECK(ASK(0, ADD, .at = theirs.at, .bytes = 990 * MIB).result);
+    EXPECT(creat(file, 0600) >= 0);
+    order.handle = handle;
+    EXPECT(send(others[0].socket, &order, sizeof order, 0) == sizeof order);
+    EXPECT(recv(others[0].socket, &result, sizeof result, 0) == sizeof result && result.result == 214);
+    EXPECT(seen(0, theirs.at, 990 * MIB) == 6);
+    end_others(1);
+}
+
 /* A process opens memory of one that has gone off the card. */
 static void asleep(void) {
     struct handle handle;
@@ -552,8 +574,8 @@ static void full(void) {
 }
 
 int main(int argc, char **argv) {
-    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}, {"descriptors", descriptors}, {"cards", cards}, {"full", full}, {"retried", retried}, {"lent", lent}, {"abandoned", abandoned}, {"closes", closes}, {"waits", waits}, {"asleep", asleep}};
-    for (int i = 0; i < 14; i++)
+    struct { const char *name; void (*does)(void); } all[] = {{"answers", answers}, {"small", small}, {"in use", in_use}, {"turns", turns}, {"hostile", hostile}, {"descriptors", descriptors}, {"cards", cards}, {"full", full}, {"retried", retried}, {"lent", lent}, {"abandoned", abandoned}, {"closes", closes}, {"waits", waits}, {"lost", lost}, {"asleep", asleep}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (argc > 1 && !strcmp(all[i].name, argv[1])) { all[i].does(); return 0; }
     return 2;
 }

@@ -411,6 +411,14 @@ pub(super) fn renew(handle: &Handle) -> Result<(), CUresult> {
     Ok(())
 }
 
+/// The error for which memory was given up in the context of a handle's memory, if it was.
+pub(super) fn failure(handle: &Handle) -> Option<CUresult> {
+    let exports = lock(&EXPORTS);
+    let memory = exports.holders.get(&exports.given(handle)?.holder)?.memory.upgrade()?;
+    drop(exports);
+    memory.context_to_move_in().failure()
+}
+
 /// Closes the parent's descriptors in a forked child, which would keep the memory alive. A lock is not waited for: a thread that
 /// does not exist here may have it.
 pub(crate) fn close_after_fork() {

@@ -1,6 +1,6 @@
 //! Handles of the library (CUDA IPC), and the words that processes exchange about them.
 
-use crate::driver::types::CUipcMemHandle;
+use crate::driver::types::{CUipcMemHandle, CUresult};
 use crate::process::answering::{self, QUESTION};
 
 /// The begin of the library's handles. The driver's do not (measured: the first word of those is small).
@@ -98,6 +98,22 @@ impl Extent {
     }
 }
 
+/// The answer of a process whose memory is lost: the error that its own calls get. It is one word, which is no [`Extent`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Lost(pub(super) CUresult);
+
+impl Lost {
+    pub(super) fn bytes(self) -> [u8; 8] {
+        i64::from(self.0.0).to_ne_bytes()
+    }
+
+    /// Reads an answer; success is none.
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        let error = CUresult(i64::from_ne_bytes(bytes.try_into().ok()?).try_into().ok()?);
+        (error != CUresult::SUCCESS).then_some(Self(error))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,5 +156,15 @@ mod tests {
             assert_eq!(read(wrong), None, "{wrong:?}");
         }
         assert!(Extent::read(&[0; 25]).is_none());
+    }
+    #[test]
+    fn lost_memory_is_told_from_memory() {
+        let lost = Lost(CUresult::NOT_READY);
+        assert_eq!(Lost::read(&lost.bytes()), Some(lost));
+        assert!(Extent::read(&lost.bytes()).is_none(), "earlier versions take it for no answer");
+        assert_eq!(Lost::read(&Extent { offset: 0, asked: 1, parts: vec![1] }.bytes()), None);
+        for other in [&[][..], &[1], &[0; 8], &[0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0]] {
+            assert_eq!(Lost::read(other), None, "{other:?}");
+        }
     }
 }

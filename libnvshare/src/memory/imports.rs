@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_proto::ThrottledLine;
 
-use super::handles::{Extent, Handle, Word};
+use super::handles::{Extent, Handle, Lost, Word};
 use super::mapping::peers;
 use super::sharers::Sharing;
 use crate::driver::types::{CUcontext, CUdevice, CUdeviceptr, CUipcMemHandle, CUresult};
@@ -268,13 +268,16 @@ pub(crate) fn are_any_on(device: CUdevice) -> bool {
 }
 
 /// Asks the process that the memory is of. The driver answers INVALID_VALUE where that process is there and has no such memory, and
-/// INVALID_HANDLE where it is gone (measured on an H200).
+/// INVALID_HANDLE where it is gone (measured on an H200). Where the memory is lost, the error is that of the other process.
 fn fetch(handle: Handle) -> Result<(Extent, Vec<OwnedFd>, Borrowed), (CUresult, String)> {
     let unknown = |why: &str| (CUresult::INVALID_HANDLE, why.to_owned());
     let (answer, descriptors) =
         answering::ask(&handle.exporter, &Word::Get(handle).bytes()).map_err(|why| unknown(&why))?;
     if answer.is_empty() {
         return Err((CUresult::INVALID_VALUE, "it is freed, or the handle is forged".to_owned()));
+    }
+    if let Some(Lost(error)) = Lost::read(&answer) {
+        return Err((error, format!("it is lost: {error:?}")));
     }
     let memory = Borrowed { handle, _sharing: Sharing::begin(&handle.exporter) };
     let given = Extent::read(&answer).ok_or_else(|| unknown("its answer makes no sense"))?;

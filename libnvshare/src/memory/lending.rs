@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 
 use super::exports::{self, Given};
-use super::handles::{Handle, Word};
+use super::handles::{Handle, Lost, Word};
 use crate::driver::types::CUresult;
 use crate::process::answering::{Asker, LATER, QUESTION, Tasks};
 use crate::process::lock::lock;
@@ -85,10 +85,16 @@ fn serve() {
     }
 }
 
-/// Gives memory to a process that waits. The thread is inside the gate.
-fn lend(waiter: &Waiter) {
-    match exports::renew(&waiter.handle) {
-        Ok(()) => _ = exports::give(&waiter.handle, &waiter.asker),
-        Err(error) => log::debug(format_args!("memory is not lent: {error:?}")),
+/// Gives memory to a process that waits, or says that it is lost. The thread is inside the gate.
+fn lend(Waiter { handle, asker }: &Waiter) {
+    let Err(error) = exports::renew(handle) else {
+        exports::give(handle, asker);
+        return;
+    };
+    log::debug(format_args!("memory is not lent: {error:?}"));
+    if let Some(error) = exports::failure(handle)
+        && let Err(why) = asker.send(&Lost(error).bytes(), &[])
+    {
+        log::debug(format_args!("a process does not hear that memory is lost: {why}"));
     }
 }

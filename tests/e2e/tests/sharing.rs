@@ -206,6 +206,17 @@ fn memory_that_is_away_is_opened_in_the_turn_of_its_process() {
 }
 
 #[test]
+fn memory_that_is_lost_is_opened_with_the_error_of_its_process() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let lost = world.dir().join("lost");
+    let guest = Program::guest(&world, BY_HANDLES, &["lost"]).env("NVSIM_LOST", &lost.to_string_lossy());
+    let finished = guest.start().finish();
+    assert!(finished.log.contains("36 MiB of the program's memory cannot come back"), "{}", finished.log);
+    finished.passed();
+}
+
+#[test]
 fn calls_for_descriptors_answer_as_natively() {
     natively(BY_DESCRIPTORS, "answers");
     let log = under_nvshare(BY_DESCRIPTORS, "answers").log;
