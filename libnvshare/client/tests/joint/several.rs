@@ -8,9 +8,8 @@
 //! The invariants of all joint worlds are checked after each event: those that run together fit, with all of their memory. After a
 //! break processes have run alone, and such a world is checked no further than worlds of dead schedulers.
 //!
-//! The property has no gangs. Where ranks wait for memory in the middle of a turn, two gangs can be half in on a GPU that is too full for
-//! both. A rank that pauses between its kernels then drains before its mate, again and again, and the mate cannot. Single worlds with gangs
-//! stand below.
+//! Some worlds have gangs, with ranks that never pause, and without stops and switches. A rank that is away in the middle of a turn keeps
+//! its mates from draining. So two gangs can be half in on a GPU that is too full for both. Single worlds with such ranks stand below.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -221,14 +220,21 @@ fn nobody_is_kept_off_several_gpus_for_ever() {
     let worlds = (
         prop::collection::vec(client(), 3..=8),
         2..=4u8,
+        prop_oneof![2 => Just(0usize), 1 => 1..=3usize],
         prop::collection::vec((0..TROUBLE, 0..8usize, trouble()), 0..8),
         prop::option::weighted(0.5, (0..8usize, 0..TROUBLE, 0..1100u64)),
         any::<u64>(),
     );
-    let holds = runner.run(&worlds, |(clients, gpus, mut troubles, stays_stopped, seed)| {
-        let mut world = World::new(placed(clients, gpus, 0), config(false), seed);
+    let holds = runner.run(&worlds, |(mut clients, gpus, pairs, mut troubles, stays_stopped, seed)| {
+        let pairs = pairs.min(clients.len() / 2);
+        let has_gangs = pairs > 0;
+        if has_gangs {
+            clients.iter_mut().take(2 * pairs).for_each(|(_, plan)| plan.pause = 0);
+            troubles.retain(|(_, _, trouble)| !matches!(trouble, Trouble::Stop { .. } | Trouble::Switch(_)));
+        }
+        let mut world = World::new(placed(clients, gpus, pairs), config(false), seed);
         let all = world.processes.len();
-        let stopped = stays_stopped.map(|(i, at, seen)| {
+        let stopped = stays_stopped.filter(|_| !has_gangs).map(|(i, at, seen)| {
             world.at(MS(at), Later::Stop(i % all, FOR_EVER, Some(seen)));
             i % all
         });
@@ -475,4 +481,41 @@ fn a_gang_is_not_asked_in_the_moment_in_which_a_rank_goes_on() {
         (7569, 0, Trouble::Capacity(15)),
     ];
     Story { gpus: 4, pairs: 2, clients, troubles, seed: 13_824_201_799_062_186_856 }.ends_well();
+}
+
+/// Each gang has a rank that works, and one that comes in while the other gang waits for the turn.
+#[test]
+fn two_gangs_do_not_come_to_wait_for_each_others_memory() {
+    let clients = vec![
+        swaps(&[1, 3], 7, 0, 1630),
+        swaps(&[0, 2], 5, 0, 0),
+        swaps(&[1], 5, 0, 1502),
+        swaps(&[1, 2, 3], 7, 0, 1),
+    ];
+    Story { gpus: 3, pairs: 2, clients, troubles: vec![], seed: 7_356_964_902_484_740_312 }.ends_well();
+}
+
+/// Another gang comes that has no memory yet, and grows beyond the GPU. It leaves, since none of it works.
+#[test]
+fn a_gang_whose_last_rank_comes_in_stays_beside_one_that_grows() {
+    for (starts_at, seed) in [(768, 2_570_674_657_325_819_352), (969, 2_101_398_164_843_955_548)] {
+        let clients = vec![
+            swaps(&[0], 7, 0, 0),
+            swaps(&[0], 7, 0, 1481),
+            swaps(&[0], 5, 0, 1482),
+            swaps(&[0, 1], 7, 0, 0),
+            swaps(&[0, 3], 6, 0, 0),
+            swaps(&[0, 1, 3], 3, 0, starts_at),
+        ];
+        let troubles = vec![(1482, 0, Trouble::Capacity(14))];
+        Story { gpus: 3, pairs: 3, clients, troubles, seed }.ends_well();
+    }
+}
+
+#[test]
+fn a_gang_that_is_paused_leaves_when_its_last_rank_has_come_in() {
+    let clients =
+        vec![swaps(&[3], 6, 0, 0), swaps(&[1, 3], 5, 0, 1568), swaps(&[3], 5, 0, 2138), swaps(&[3], 7, 0, 0)];
+    let troubles = vec![(1588, 0, Trouble::Pause(true))];
+    Story { gpus: 4, pairs: 2, clients, troubles, seed: 4_905_495_233_151_409_416 }.ends_well();
 }

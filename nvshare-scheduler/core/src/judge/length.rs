@@ -51,7 +51,7 @@ struct Held {
     patience: Duration,
     /// How many drains of one of them, or of its gang, were given up one after the other.
     deferrals: u32,
-    /// When they may be asked: a drain that was given up is not tried again at once.
+    /// When they may be asked: a drain that was given up is not tried again at once, and a rank that restores is waited for.
     not_before: Time,
     /// Since when the last rank has been idle of those whose gangs work on, if there is one.
     rank_idle_since: Option<Time>,
@@ -98,7 +98,11 @@ impl State {
 
     /// Returns by whose work a GPU is held; `None` if a turn has not begun, so that it cannot be over.
     fn held_by(&self, leavers: &[ClientId], move_cost: Duration) -> Option<Held> {
-        let mut held = Held { idle_since: Some(Time::ZERO), ..Held::default() };
+        let mut held = Held {
+            idle_since: Some(Time::ZERO),
+            not_before: self.gangs_complete_by(leavers),
+            ..Held::default()
+        };
         for leaver in leavers {
             let client = self.client(*leaver)?;
             held.rank_idle_since = held.rank_idle_since.max(self.keeps_mates_waiting_since(client));
@@ -125,10 +129,27 @@ impl State {
         Some(held)
     }
 
-    /// Returns when these clients may be asked for the lock: a drain that was given up is not tried again at once.
+    /// Returns when these clients may be asked for the lock: a drain that was given up is not tried again at once, and a rank that comes in is
+    /// waited for.
     pub(crate) fn earliest_drain(&self, ids: &[ClientId]) -> Time {
-        let at = ids.iter().filter_map(|&id| self.client(id)).map(|client| client.drains_again_at);
-        at.max().unwrap_or(Time::ZERO)
+        self.retries_drains_at(ids).max(self.gangs_complete_by(ids))
+    }
+
+    /// Returns when drains of these clients that were given up may all be tried again.
+    pub(crate) fn retries_drains_at(&self, ids: &[ClientId]) -> Time {
+        self.clients_of(ids).map(|client| client.drains_again_at).max().unwrap_or(Time::ZERO)
+    }
+
+    /// Returns when the gangs of these clients are complete at the latest, of which a rank brings its memory back while others work. These
+    /// may not be able to drain before. One that waits for room may wait for those very clients.
+    pub(crate) fn gangs_complete_by(&self, ids: &[ClientId]) -> Time {
+        let works_by = |client: &Client| match client.phase() {
+            Phase::Granted { until, .. } if !client.is_silent() && !client.needs_room() => {
+                self.keeps_mates_waiting_since(client).map(|_| until)
+            }
+            _ => None,
+        };
+        self.clients_of(ids).filter_map(works_by).max().unwrap_or(Time::ZERO)
     }
 
     /// Returns since when a rank does not work while others of its gang do. Their kernels may wait for its next ones: they could not

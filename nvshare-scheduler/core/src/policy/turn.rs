@@ -3,6 +3,7 @@
 //! - Nobody is asked to leave before the quantum is over, which begins when the turn's first client runs. Nor
 //!   are those asked of whom one has given up a drain, before that may be tried again. Neither counts if all
 //!   clients that would leave are idle: they have nothing to drain.
+//! - A rank that brings its memory back while others of its gang work is waited for: they may not be able to drain before.
 //! - A holder whose job has had less than the waiter's goes on until it has had as much. It does so for
 //!   [`MAX_QUANTA`] quanta (more if its job has the larger share) and the longest drain, at most. So a
 //!   client that drains slowly, or whose restores take longer than its turns, gets fewer turns, or the others

@@ -379,6 +379,11 @@ impl Client {
         self.accounts.values().any(|account| account.needs > 0 || account.promised.is_some())
     }
 
+    /// Whether an allocation of the client waits for room.
+    pub(crate) fn needs_room(&self) -> bool {
+        self.accounts.values().any(|account| account.needs > 0)
+    }
+
     /// Makes the client next: it gets the lock as soon as there is room.
     pub(crate) fn make_next(&mut self, why: NextReason) {
         self.phase = Phase::Next(why);

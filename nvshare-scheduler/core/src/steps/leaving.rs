@@ -72,7 +72,9 @@ impl Books {
             self.state().clients_of(unit).filter(holds).map(|client| client.deferrals).collect();
         // A member that deferred a drain lately, or was asked along with one that did, is not asked again and
         // again.
-        let recalls = !deferrals.is_empty() && deferrals.iter().all(|&deferrals| deferrals == 0);
+        let recalls = !deferrals.is_empty()
+            && deferrals.iter().all(|&deferrals| deferrals == 0)
+            && self.state().gangs_complete_by(unit) <= self.state().now();
         if recalls {
             self.ask_to_leave(unit.first());
         }

@@ -131,6 +131,63 @@ fn a_gang_is_asked_when_the_rank_that_goes_on_works_again() {
     assert!([pauses, works].iter().all(|&rank| asked_to_leave(&sent, rank).is_some()), "{sent:?}");
 }
 
+const COMES: u64 = 1;
+const WORKS: u64 = 2;
+
+/// A gang of which the second rank works, and the first one brings its memory back. A client waits for the second one's GPU. Returns the
+/// first rank's epoch.
+fn comes_in(table: &mut Table) -> Epoch {
+    let gang = Some(Gang { number: 5, size: 2 });
+    register(table, COMES, gang, Gate::Closed, lacks(0, 12));
+    register(table, WORKS, gang, Gate::Closed, lacks(1, 12));
+    register(table, 3, None, Gate::Closed, lacks(1, 12));
+    let sent = table.say(COMES, ClientMessage::ReqLock);
+    let [epoch, of_other] =
+        [COMES, WORKS].map(|rank| granted(&sent, rank).unwrap_or_else(|| panic!("{sent:?}")));
+    table.say(WORKS, ClientMessage::Running { epoch: of_other });
+    table.say(WORKS, ClientMessage::Usage(has(1, 12)));
+    table.say(3, ClientMessage::ReqLock);
+    epoch
+}
+
+fn is_gang_asked(sent: &Sent) -> bool {
+    let asked = [COMES, WORKS].map(|rank| asked_to_leave(sent, rank).is_some());
+    assert_eq!(asked[0], asked[1], "a gang leaves as a whole: {sent:?}");
+    asked[0]
+}
+
+#[test]
+fn a_gang_leaves_for_a_waiter_when_its_last_rank_has_come_in() {
+    let mut table = Table::new(config(false));
+    let epoch = comes_in(&mut table);
+    let sent = table.wait_until(4000);
+    assert!(!is_gang_asked(&sent), "{sent:?}");
+    assert!(is_gang_asked(&table.say(COMES, ClientMessage::Running { epoch })));
+}
+
+#[test]
+fn a_gang_leaves_for_an_administrator_when_its_last_rank_has_come_in() {
+    let mut table = Table::new(config(false));
+    let epoch = comes_in(&mut table);
+    let paused = TenantSettings { paused: Some(true), ..TenantSettings::default() };
+    table.core.give(WORKS, None, paused, MS(table.now)).unwrap();
+    let sent = table.sent();
+    assert!(!is_gang_asked(&sent), "{sent:?}");
+    assert!(is_gang_asked(&table.say(COMES, ClientMessage::Running { epoch })));
+}
+
+/// A rank that does not come in is waited for no longer than a restore may take.
+#[test]
+fn a_gang_leaves_though_its_last_rank_does_not_come_in() {
+    let mut table = Table::new(config(false));
+    comes_in(&mut table);
+    let next = table.now + 10;
+    let sent = table.wait_until(next);
+    until_asked(&mut table, WORKS, sent);
+    assert!(MS(table.now) >= config(false).grace, "{} ms", table.now);
+    assert!(MS(table.now) < config(false).grace + MS(60_000), "{} ms", table.now);
+}
+
 /// One rank runs, and cannot drain without the other, which comes last. Each of their GPUs has a waiter that no other client fits beside.
 #[test]
 fn a_rank_that_fits_joins_its_gang_though_every_waiter_would_delay_the_first() {
