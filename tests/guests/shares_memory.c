@@ -18,7 +18,7 @@ static int same(struct handle a, struct handle b) { return !memcmp(&a, &b, sizeo
 static int works_by_us(void) { return getenv("LD_PRELOAD") != NULL; }
 
 /* Other processes, each of which does what it is told. They begin before the driver does here. */
-enum what { START, OPEN, CLOSE, ADD, LOOK, GIVE, FREE, ALLOC, RANGE, CLOSE_ALL, HOLD, LET_GO, COPY_ELSEWHERE, RUN_ELSEWHERE };
+enum what { START, OPEN, CLOSE, ADD, LOOK, GIVE, FREE, ALLOC, RANGE, CLOSE_ALL, HOLD, LET_GO, OPEN_ASIDE, OPENED, COPY_ELSEWHERE, RUN_ELSEWHERE };
 struct order { enum what what; struct handle handle; uint64_t at; size_t bytes; uint32_t flags; };
 struct result { int result; uint64_t at; size_t bytes; uint32_t word; struct handle handle; };
 static struct other { pid_t pid; int socket; } others[4];
@@ -76,12 +76,24 @@ static void agrees_with(uint64_t at, uint64_t begin, size_t bytes) {
     EXPECT(FN(cuMemRetainAllocationHandle)(&handle, at) == 1);
 }
 
+/* An opening on another thread. */
+static struct order aside;
+static struct result from_aside;
+static pthread_t opener;
+static void *open_aside(void *data) {
+    CHECK(FN(cuCtxSetCurrent)(context));
+    from_aside.result = take(&from_aside.at, aside.handle, aside.flags);
+    return data;
+}
+
 static struct result obey(struct order *o) {
     struct result r = {0};
     r.at = o->at;
     switch (o->what) {
     case START: start(); load_kernel(); break;
     case OPEN: r.at = 0; r.result = take(&r.at, o->handle, o->flags); break;
+    case OPEN_ASIDE: aside = *o; EXPECT(!pthread_create(&opener, NULL, open_aside, NULL)); break;
+    case OPENED: EXPECT(!pthread_join(opener, NULL)); r = from_aside; break;
     case CLOSE: r.result = FN(cuIpcCloseMemHandle)(o->at); break;
     case ADD: r.result = launch(o->at, o->bytes / 4, 100, NULL); if (!r.result) r.result = FN(cuCtxSynchronize)(); break;
     case LOOK:
@@ -369,15 +381,24 @@ static void waits(void) {
         CHECK(given.result);
         handles[i] = given.handle;
     }
-    uint64_t mine = filled(800 * MIB, 1);
-    CHECK(launch(mine, 800 * MIB / 4, 1500000, NULL));
-    struct order order = {OPEN, handles[0], .flags = 1};
-    struct result result;
-    EXPECT(send(others[2].socket, &order, sizeof order, 0) == sizeof order);
+    uint64_t mine = filled(800 * MIB, 1), small = filled(4 * MIB, 9);
+    struct handle resident;
+    CHECK(give(&resident, small));
+    CHECK(launch(mine, 800 * MIB / 4, 1000, NULL));
+    let_wait(1, NULL);
+    ASK(2, OPEN_ASIDE, .handle = handles[0], .flags = 1);
     usleep(300000);
+    /* Another process answers at once meanwhile. */
+    struct order order = {OPENED};
+    uint64_t a = opened(2, resident);
+    EXPECT(send(others[2].socket, &order, sizeof order, 0) == sizeof order);
+    struct result result;
+    usleep(100000);
     EXPECT(recv(others[2].socket, &result, sizeof result, MSG_DONTWAIT) < 0);
     CHECK(kill(others[0].pid, SIGKILL));
     EXPECT(recv(others[2].socket, &result, sizeof result, 0) == sizeof result && result.result == 400);
+    CHECK(ASK(2, CLOSE, .at = a).result);
+    ready = 1;
     uint64_t b = opened(2, handles[1]);
     EXPECT(seen(2, b, 300 * MIB) == 6);
     CHECK(ASK(2, CLOSE, .at = b).result);

@@ -2,7 +2,7 @@
 //! is of, and stays on the card while it is open here. That process is told when it is closed.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::ThrottledLine;
@@ -164,6 +164,7 @@ impl Mapping {
 
     /// Unmaps it once the work that may use it is complete, which may be later.
     fn unmap_behind(self, device: CUdevice) {
+        let _whole = threads::Uncancelled::begin();
         let (mut before, begin) = (Drain::of(device), Instant::now());
         while before.poll() > 0 && !lifecycle::is_exiting() {
             if begin.elapsed() >= PATIENCE {
@@ -192,6 +193,8 @@ pub(super) fn unmap_closed(asked: &dyn Fn(&Context) -> bool) {
     if !are_any_closed() {
         return;
     }
+    // It is unmapped before its process hears that it was returned.
+    let _whole = threads::Uncancelled::begin();
     tell_untold();
     // The driver is asked without the lock: it may not answer before another thread of the program goes on.
     let all = CLOSED.read(Vec::clone);
@@ -201,6 +204,33 @@ pub(super) fn unmap_closed(asked: &dyn Fn(&Context) -> bool) {
             at.map(|at| all.swap_remove(at))
         });
         taken.iter().for_each(|closed| closed.mapping.unmap());
+    }
+}
+
+/// The processes whose memory is being opened, each by one thread.
+static OPENING: Mutex<Vec<answering::Name>> = Mutex::new(Vec::new());
+static OPENED: Condvar = Condvar::new();
+
+/// The calling thread opens memory of a process, and no other thread does: what two of them want is opened once. A process that does not
+/// answer keeps nobody from another one's memory.
+#[derive(Debug)]
+struct Opening(answering::Name);
+
+impl Opening {
+    fn begin(exporter: answering::Name) -> Self {
+        let mut all = lock(&OPENING);
+        while all.contains(&exporter) {
+            all = OPENED.wait(all).unwrap_or_else(PoisonError::into_inner);
+        }
+        all.push(exporter);
+        Self(exporter)
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        lock(&OPENING).retain(|exporter| *exporter != self.0);
+        OPENED.notify_all();
     }
 }
 
@@ -220,7 +250,6 @@ pub(crate) fn open(
 }
 
 fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Result<CUdeviceptr, CUresult> {
-    static ONE: Mutex<()> = Mutex::new(());
     // Memory that has come is entered, and so returned one day.
     let _whole = threads::Uncancelled::begin();
     if flags != LAZY_ENABLE_PEER_ACCESS {
@@ -230,7 +259,7 @@ fn open_ours(handle: Handle, flags: u32, context: Option<Arc<Context>>) -> Resul
     if answering::own_name() == Some(handle.exporter) {
         return Err(CUresult::INVALID_CONTEXT);
     }
-    let _one = lock(&ONE);
+    let _one = Opening::begin(handle.exporter);
     let device = context.device();
     let is_it = |known: &&mut Import| known.handle == handle && known.context.device() == device;
     if let Some(known) = lock(&IMPORTS).iter_mut().find(is_it) {
@@ -321,6 +350,7 @@ pub(crate) fn context_of(pointer: CUdeviceptr) -> Option<CUcontext> {
 
 /// A context has ended, and with it all that was opened there.
 pub(super) fn forget_context(context: &Arc<Context>) {
+    let _whole = threads::Uncancelled::begin();
     let mut imports = lock(&IMPORTS);
     let (gone, stays): (Vec<Import>, Vec<Import>) =
         std::mem::take(&mut *imports).into_iter().partition(|import| Arc::ptr_eq(&import.context, context));

@@ -92,7 +92,9 @@ fn lend(Waiter { handle, asker }: &Waiter) {
         return;
     };
     log::debug(format_args!("memory is not lent: {error:?}"));
-    if let Some(error) = exports::failure(handle)
+    // The card may be lost before anything was given up. An error of the program's own work says nothing to another one.
+    let error = exports::failure(handle).unwrap_or(error);
+    if error.is_of_card()
         && let Err(why) = asker.send(&Lost(error).bytes(), &[])
     {
         log::debug(format_args!("a process does not hear that memory is lost: {why}"));

@@ -75,6 +75,8 @@ pub(crate) fn is_exchange_due(allocation: &Allocation) -> bool {
 /// The thread holds [`one_at_a_time`] and is inside the gate.
 pub(crate) fn exchange_before_reach(allocation: &Allocation) {
     static RESTLESS: AtomicU32 = AtomicU32::new(0);
+    // An exchange that ends half-way leaves addresses without memory.
+    let _whole = threads::Uncancelled::begin();
     if !is_exchange_due(allocation) || RESTLESS.load(Ordering::Relaxed) >= MAX_RESTLESS {
         return;
     }

@@ -232,9 +232,7 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn(), call: Call) ->
         let state = STATE.load(Ordering::SeqCst);
         match state {
             OPEN | BOUNDED | GUARDED => {
-                // The library's own thread may have no context, or another one than the memory that it is about.
                 if state == GUARDED
-                    && !threads::is_own()
                     && let Some(error) = streams::failure(stream)
                 {
                     door::leave(at_door);

@@ -188,6 +188,8 @@ pub(crate) fn learn(key: StreamKey) -> &'static Stream {
 pub(crate) fn failure(key: StreamKey) -> Option<CUresult> {
     match driver::context_of(key.handle()) {
         Ok(context) => contexts::find(context)?.of_memory().failure(),
+        // A call that needs a context hears from the driver that there is none. Others concern memory of any context.
+        Err(CUresult::INVALID_CONTEXT) => None,
         // The driver says so itself.
         Err(error) => Some(error).filter(|error| error.ends_all_work()),
     }
