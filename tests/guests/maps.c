@@ -289,8 +289,11 @@ static void restored(void) {
     load_kernel();
     fclose(fopen(held, "w"));
     CHECK(pthread_create(&thread, NULL, ends_meanwhile, held));
-    do run(at, bytes), rounds++;
-    while (!over || goes_on());
+    do {
+        run(at, bytes);
+        /* Queued work has to drain within the patience for it. */
+        if (++rounds % 8 == 0) CHECK(FN(cuStreamSynchronize)(NULL));
+    } while (!over || goes_on());
     CHECK(pthread_join(thread, NULL));
     check(at, bytes, 5 + rounds);
 }
@@ -312,7 +315,7 @@ static void shares(void) {
     uint32_t rounds = 0;
     do {
         run(at, 3 * bytes);
-        rounds++;
+        if (++rounds % 8 == 0) CHECK(FN(cuStreamSynchronize)(NULL));
     } while (goes_on());
     check(at, 3 * bytes, 5 + rounds);
     /* What is pinned counts until it ends. */

@@ -59,7 +59,7 @@ impl Exit {
 
     /// Asks for the lock. Returns whether the guest gives it back, instead of keeping it.
     fn ask_for_lock(&mut self) -> bool {
-        self.scheduler.say(&[SchedulerMessage::DropLock { epoch: self.epoch(), patience_ms: 2_000 }]);
+        self.scheduler.say(&[SchedulerMessage::DropLock { epoch: self.epoch(), patience_ms: 60_000 }]);
         self.scheduler.until(|m| match m {
             ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. } => Some(true),
             ClientMessage::DropDeferred { .. } => Some(false),
