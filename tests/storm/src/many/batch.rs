@@ -115,6 +115,10 @@ impl Storm<'_> {
             self.all.refused_alone.fetch_add(1, Ordering::SeqCst);
             return;
         }
+        if !native && self.world.has_lost_card() && finding.is_refused_beside_others() {
+            self.all.refused_beside_lost.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
         let found = Found { options, finding, native };
         println!("{found}");
         lock(&self.all.found).push(found);
@@ -130,10 +134,10 @@ impl Storm<'_> {
             command.arg("--populated");
         }
         let patience = patience * trial::mood(&self.world, part).map_or(1, Mood::patience);
-        let took = trial::trial(command, part, &log, patience, &self.running, Some(&self.world))
-            .map_err(|finding| Ended::At(finding.seed.unwrap_or(part.seed), finding))?;
+        let ended = trial::trial(command, part, &log, patience, &self.running, Some(&self.world));
         let logged = std::fs::read_to_string(&log).unwrap_or_default();
         self.ended_alone.fetch_add(world::said_alone(&logged), Ordering::SeqCst);
+        let took = ended.map_err(|finding| Ended::At(finding.seed.unwrap_or(part.seed), finding))?;
         let each = took / part.count as u32;
         lock(&self.all.shared_ms).extend((0..part.count).map(|_| each.as_millis() as u64));
         self.nothing_moved_by_itself(part.seed).map_err(Ended::Well)?;

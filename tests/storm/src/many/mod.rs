@@ -138,6 +138,8 @@ struct All<'a> {
     shared_ms: Mutex<Vec<u64>>,
     /// Allocations that were refused because there was no scheduler: other programs had filled the card.
     refused_alone: AtomicU64,
+    /// Allocations that were refused beside a program whose card was lost, and whose memory could not leave.
+    refused_beside_lost: AtomicU64,
     /// How often memory moved by itself while a program ran alone, as the scheduler had not answered in time.
     moved_alone: AtomicU64,
     /// Programs that ended because their card was lost.
@@ -187,6 +189,7 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
         native_ms: Mutex::default(),
         shared_ms: Mutex::default(),
         refused_alone: AtomicU64::new(0),
+        refused_beside_lost: AtomicU64::new(0),
         moved_alone: AtomicU64::new(0),
         lost: AtomicU64::new(0),
     };
@@ -211,7 +214,7 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
         }
     }
     let turns = if options.native { 0 } else { storms.iter().map(|storm| storm.world.count_turns()).sum() };
-    let moved = storms.iter().map(|storm| storm.world.moved_by_itself()).sum();
+    let moved = storms.iter().map(|storm| storm.world.moved_by_itself()).sum::<Result<Moved, String>>()?;
     all.report(&parts, &disturbed, moved, turns)
 }
 
@@ -328,7 +331,8 @@ impl Storm<'_> {
     /// that is ordered to leave is never in use.
     fn nothing_moved_by_itself(&self, seed: u64) -> Result<(), Finding> {
         let mut before = lock(&self.moved);
-        let now = self.world.moved_by_itself();
+        let unseen = |text| Finding { kind: "the cards were not seen".to_owned(), text, seed: None };
+        let now = self.world.moved_by_itself().map_err(unseen)?;
         let said = self.ended_alone.load(Ordering::SeqCst) + self.world.said_alone("neighbour");
         let is_alone = said > before.1 || self.world.said_alone("seed-") > 0;
         let grew = now.since(before.0);
@@ -398,6 +402,12 @@ impl All<'_> {
         let alone = self.refused_alone.load(Ordering::SeqCst);
         if alone > 0 {
             println!("storm: {alone} programs met no scheduler and a card that others had filled");
+        }
+        let beside = self.refused_beside_lost.load(Ordering::SeqCst);
+        if beside > 0 {
+            println!(
+                "storm: {beside} programs met a card on which the memory of a program stayed whose card was lost"
+            );
         }
         let alone = self.moved_alone.load(Ordering::SeqCst);
         if alone > 0 {

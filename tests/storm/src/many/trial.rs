@@ -31,6 +31,12 @@ impl Finding {
         refused && self.text.contains("no scheduler at ")
     }
 
+    /// Whether an allocation was refused since other programs keep their memory on the card.
+    pub(crate) fn is_refused_beside_others(&self) -> bool {
+        let refused = self.kind.starts_with("failed cuMem") && self.text.contains(" returned 2, expected 0");
+        refused && self.text.contains("other programs keep their memory on the GPU")
+    }
+
     /// Whether the program ended because its card was lost, as it must.
     pub(crate) fn is_loss(&self) -> bool {
         self.kind == LOSS
@@ -150,7 +156,7 @@ pub(crate) fn trial(
     let begin = Instant::now();
     let mut child = command.spawn().map_err(|error| other(error.to_string()))?;
     running.0.lock().unwrap_or_else(PoisonError::into_inner).push(child.id());
-    let mut stacks = None;
+    let (mut stacks, mut on_lost_card) = (None, None);
     let (mut length, mut progress) = (0, begin);
     let status = loop {
         {
@@ -165,6 +171,7 @@ pub(crate) fn trial(
             }
         }
         if let Some((place, _)) = loss.take_if(|(_, after)| begin.elapsed() > *after) {
+            on_lost_card = turns.map(World::lose_card);
             File::create(place).map_err(|error| other(error.to_string()))?;
         }
         if super::INTERRUPTED.load(std::sync::atomic::Ordering::SeqCst) {
@@ -183,6 +190,7 @@ pub(crate) fn trial(
         }
         std::thread::sleep(Duration::from_millis(2));
     };
+    drop(on_lost_card);
     let took = begin.elapsed();
     let said = std::fs::read_to_string(&out).unwrap_or_default();
     let logged = std::fs::read_to_string(log).unwrap_or_default();

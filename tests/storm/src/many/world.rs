@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -83,6 +84,18 @@ pub(crate) struct World {
     scheduler: Mutex<Option<Child>>,
     /// Turns that earlier schedulers have counted, and the last count of the present one.
     turns: Mutex<(u64, u64)>,
+    /// Programs that run on though their card is lost. Their memory cannot leave it.
+    on_lost_cards: AtomicUsize,
+}
+
+/// A program whose card is lost, while it runs.
+#[derive(Debug)]
+pub(crate) struct OnLostCard<'a>(&'a World);
+
+impl Drop for OnLostCard<'_> {
+    fn drop(&mut self) {
+        self.0.on_lost_cards.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl World {
@@ -97,7 +110,15 @@ impl World {
             symlink(simulator, dir.join("lib/libcuda.so.1")).map_err(text)?;
         }
         let parts = parts.clone();
-        Ok(Self { dir, parts, memory, mixed, scheduler: Mutex::default(), turns: Mutex::default() })
+        Ok(Self {
+            dir,
+            parts,
+            memory,
+            mixed,
+            scheduler: Mutex::default(),
+            turns: Mutex::default(),
+            on_lost_cards: AtomicUsize::new(0),
+        })
     }
 
     /// A program of this binary, in this world.
@@ -241,17 +262,32 @@ impl World {
         all.filter(is_log).map(|log| said_alone(&std::fs::read_to_string(log).unwrap_or_default())).sum()
     }
 
+    /// The card of a program is lost from now on, until this is dropped.
+    pub(crate) fn lose_card(&self) -> OnLostCard<'_> {
+        self.on_lost_cards.fetch_add(1, Ordering::SeqCst);
+        OnLostCard(self)
+    }
+
+    /// Whether a program runs whose card is lost.
+    pub(crate) fn has_lost_card(&self) -> bool {
+        self.on_lost_cards.load(Ordering::SeqCst) > 0
+    }
+
     /// Bytes that moved on the simulated cards without an order, or while in use.
-    pub(crate) fn moved_by_itself(&self) -> Moved {
+    ///
+    /// # Errors
+    /// The cards could not be looked at.
+    pub(crate) fn moved_by_itself(&self) -> Result<Moved, String> {
         if self.parts.simulator.is_none() {
-            return Moved::default();
+            return Ok(Moved::default());
         }
-        let output = self.program("observe").output();
-        let text =
-            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-        let mut numbers = text.split_whitespace().filter_map(|number| number.parse().ok());
-        let mut next = || numbers.next().unwrap_or(0);
-        Moved { faulted: next(), pushed_out: next(), in_use: next() }
+        let output = self.program("observe").output().map_err(|error| error.to_string())?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let numbers: Vec<u64> = text.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+        match numbers[..] {
+            [faulted, pushed_out, in_use, ..] => Ok(Moved { faulted, pushed_out, in_use }),
+            _ => Err(format!("{}: {text}{}", output.status, String::from_utf8_lossy(&output.stderr))),
+        }
     }
 }
 
