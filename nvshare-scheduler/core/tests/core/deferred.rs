@@ -1,7 +1,7 @@
 //! Drains that are given up: when they are tried again, and which others they hold up.
 
 use nvshare_core::{Event, Gang, Identity};
-use nvshare_proto::{ClientMessage, Epoch, Gate, SchedulerMessage, TenantSettings, Usage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, SchedulerMessage, TenantSettings, Usage};
 
 use crate::gangs::Sent;
 use crate::table::{CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted};
@@ -104,7 +104,7 @@ fn a_client_that_gives_up_one_long_drain_after_the_other_counts_as_one_that_answ
     assert!(!table.notes.iter().any(|note| note.contains("does not answer")), "{:#?}", table.notes);
 }
 
-/// The turn is over a moment after one rank asked to go on. Its gate is not open yet, and the other one could not drain.
+/// The turn is over while one rank is idle, and as its gate opens again. The other one could not drain.
 #[test]
 fn a_gang_is_asked_when_the_rank_that_goes_on_works_again() {
     let gang = Some(Gang { number: 5, size: 2 });
@@ -122,13 +122,35 @@ fn a_gang_is_asked_when_the_rank_that_goes_on_works_again() {
     table.say(other, ClientMessage::ReqLock);
     table.wait_until(900);
     table.say(pauses, ClientMessage::Idle { epoch: epochs[0] });
-    table.wait_until(990);
+    let sent = table.wait_until(1050);
+    assert!([pauses, works].iter().all(|&rank| asked_to_leave(&sent, rank).is_none()), "{sent:?}");
     let sent = table.say(pauses, ClientMessage::ReqLock);
     let epoch = granted(&sent, pauses).unwrap_or_else(|| panic!("{sent:?}"));
-    let sent = table.wait_until(1050);
+    let sent = table.wait_until(1500);
     assert!([pauses, works].iter().all(|&rank| asked_to_leave(&sent, rank).is_none()), "{sent:?}");
     let sent = table.say(pauses, ClientMessage::Running { epoch });
     assert!([pauses, works].iter().all(|&rank| asked_to_leave(&sent, rank).is_some()), "{sent:?}");
+}
+
+/// A client beside the idle rank grows, and leaves. The rank has its memory, and the other one may wait for its kernels.
+#[test]
+fn a_rank_that_was_idle_goes_on_though_others_outgrow_the_gpu() {
+    let gang = Some(Gang { number: 5, size: 2 });
+    let (pauses, grows) = (1, 3);
+    let mut table = Table::new(config(false));
+    register(&mut table, pauses, gang, Gate::Closed, has(0, 8));
+    register(&mut table, 2, gang, Gate::Closed, has(1, 8));
+    let sent = table.say(pauses, ClientMessage::ReqLock);
+    let epochs = [pauses, 2].map(|rank| granted(&sent, rank).unwrap_or_else(|| panic!("{sent:?}")));
+    table.say(pauses, ClientMessage::Running { epoch: epochs[0] });
+    table.say(2, ClientMessage::Running { epoch: epochs[1] });
+    register(&mut table, grows, None, Gate::Closed, has(0, 4));
+    table.runs(grows);
+    table.say(pauses, ClientMessage::Idle { epoch: epochs[0] });
+    let sent = table.say(grows, ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 10 * GIB }));
+    assert!(asked_to_leave(&sent, grows).is_some(), "{sent:?}");
+    let sent = table.say(pauses, ClientMessage::ReqLock);
+    assert!(granted(&sent, pauses).is_some(), "{sent:?}");
 }
 
 const COMES: u64 = 1;
