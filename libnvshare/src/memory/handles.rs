@@ -157,6 +157,7 @@ mod tests {
         }
         assert!(Extent::read(&[0; 25]).is_none());
     }
+
     #[test]
     fn lost_memory_is_told_from_memory() {
         let lost = Lost(CUresult::NOT_READY);

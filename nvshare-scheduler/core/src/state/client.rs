@@ -376,7 +376,7 @@ impl Client {
 
     /// Whether an allocation of the client waits for room, or is about to take what came for it.
     pub(crate) fn has_need(&self) -> bool {
-        self.accounts.values().any(|account| account.needs > 0 || account.promised.is_some())
+        self.needs_room() || self.accounts.values().any(|account| account.promised.is_some())
     }
 
     /// Whether an allocation of the client waits for room.

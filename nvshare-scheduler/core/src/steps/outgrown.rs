@@ -12,7 +12,7 @@ impl Books {
     /// turn of the others.
     ///
     /// A client whose drains are given up one after the other stays, and others leave. Its drain may wait for
-    /// a thread that sleeps until all of its memory is back. So does a gang whose last rank comes in.
+    /// a thread that sleeps until all of its memory is back. A gang whose last rank comes in stays as well.
     pub(crate) fn shrink_outgrown_set(&mut self, uuid: GpuUuid) {
         let now = self.state().now();
         let Some(gpu) = self.state().known_gpu(uuid) else { return };
